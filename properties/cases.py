@@ -1,0 +1,187 @@
+"""Cases: a configuration, parameters, tokens and targets, made from a few small numbers so that Hypothesis can shrink them.
+
+A case is drawn in terms of sizes, styles and a seed, never one float at a time; its arrays follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import FINAL_GAIN, TABLE, parameter_shapes
+from decoderspec.spec.precision import Format, Recipe
+
+Array = NDArray[Any]
+STYLES = ("plain", "peaked", "small", "spiky")  # drawn; the fixed cases have more
+TOKEN_STYLES = ("any", "same", "ends", "last")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One example: everything else follows from these numbers."""
+
+    config: Config
+    batch: int
+    tokens: int
+    seed: int = 0
+    style: str = "plain"
+    token_style: str = "any"
+    note: str = ""  # what a fixed case is there for
+
+    def describe(self) -> str:
+        """The case on one line, in the order of its fields."""
+        c = self.config
+        sizes = f"V={c.vocabulary_size} d={c.model_width} h={c.heads} f={c.feed_forward_width} N={c.layers}"
+        rest = f"B={self.batch} T={self.tokens} base={c.rope_base:g} epsilon={c.rms_epsilon:g}"
+        return f"{sizes} max_positions={c.max_positions} {rest} {self.style} {self.token_style} seed={self.seed}"
+
+
+@lru_cache(maxsize=512)
+def arrays(case: Case) -> tuple[Array, Array]:
+    """Token ids and target ids `[B, T]`, int64."""
+    rng = np.random.default_rng((case.seed, 1))
+    shape, v = (case.batch, case.tokens), case.config.vocabulary_size
+    targets = rng.integers(0, v, shape)
+    targets.flat[: min(2, targets.size)] = (0, v - 1)[: targets.size]  # the ids that padding conventions drop
+    match case.token_style:
+        case "same":
+            return np.full(shape, v - 1), targets
+        case "ends":
+            return rng.choice([0, v - 1], shape), targets
+        case "last":
+            return rng.integers(max(0, v - 3), v, shape), targets
+        case _:
+            return rng.integers(0, v, shape), targets
+
+
+def draw_parameters(case: Case, recipe: Recipe) -> dict[str, Array]:
+    """Canonical float64 parameters of the case, every value representable in the declared format of the weights."""
+    rng = np.random.default_rng((case.seed, 0))
+    shapes = parameter_shapes(case.config)
+    drawn = {name: _draw(name, shape, case, rng) for name, shape in shapes.items()}
+    _STYLE.get(case.style, _unchanged)(drawn, case, recipe, rng)
+    return {name: round_to(value, recipe.weights) for name, value in drawn.items()}
+
+
+def _draw(name: str, shape: tuple[int, ...], case: Case, rng: np.random.Generator) -> Array:
+    if len(shape) == 1:
+        return _gain(shape[0], rng)
+    if name == TABLE:
+        return rng.normal(size=shape) * (0.02 if case.style == "small" else 1.0)
+    return rng.normal(size=shape) * (1.3 / np.sqrt(shape[0]))
+
+
+def _gain(width: int, rng: np.random.Generator) -> Array:
+    """Distinct, of both signs, an exact zero among them, on a grid of 1/64 so that an offset of one is exact."""
+    gain = rng.integers(24, 140, width) / 64 * rng.choice([1, 1, 1, -1], width)
+    if width > 3:
+        gain[rng.integers(width)] = 0.0
+    return np.asarray(gain)
+
+
+def _unchanged(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
+    """Entries as they were drawn."""
+
+
+def _peaked(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
+    """Attention far from uniform: queries and keys four times as large."""
+    _scale(drawn, ("query.weight", "key.weight"), 4.0)
+
+
+def _loud(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
+    """Scores and logits beyond what an exponential without its maximum can bear, finite in the declared format."""
+    reach = {"float64": 900.0, "float16": 12.0}.get(recipe.results.name, 110.0)
+    scale = np.sqrt(reach)
+    _scale(drawn, ("query.weight", "key.weight"), float(scale))
+    drawn[FINAL_GAIN] *= reach / 4
+    _scale(drawn, ("ffn.gate.weight",), reach / 4)
+    _scale(drawn, ("ffn.down.weight",), 4 / reach)
+
+
+def _spiky(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
+    """One feature of the table a hundred times the others."""
+    drawn[TABLE][:, rng.integers(drawn[TABLE].shape[1])] *= 100.0
+
+
+def _silent(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
+    """Branches that add nothing: the residual stream must pass through every block unchanged."""
+    _scale(drawn, ("attention.output.weight", "ffn.down.weight"), 0.0)
+
+
+def _zero_rows(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
+    """Half of the table's rows are zero, which epsilon alone makes bearable."""
+    drawn[TABLE][::2] = 0.0
+
+
+_STYLE = {
+    "peaked": _peaked,
+    "loud": _loud,
+    "spiky": _spiky,
+    "silent": _silent,
+    "zero_rows": _zero_rows,
+}
+
+
+def _scale(drawn: dict[str, Array], endings: tuple[str, ...], factor: float) -> None:
+    for name in drawn:
+        if name.endswith(endings):
+            drawn[name] *= factor
+
+
+def round_to(value: Array, form: Format) -> Array:
+    """The nearest values with the significand of that format (its range is the caller's business)."""
+    if form.bits == 53:
+        return value
+    mantissa, exponent = np.frexp(value)
+    return np.ldexp(np.rint(np.ldexp(mantissa, form.bits)), exponent - form.bits)
+
+
+def _config(v: int, h: int, w: int, f: int, n: int, t: int, base: float, epsilon: float) -> Config:
+    return Config(v, h * w, h, f, n, t, base, epsilon)
+
+
+def fixed_cases() -> list[Case]:
+    """Awkward on purpose, each for a kind of fault; tried before anything random."""
+    return [
+        Case(_config(11, 2, 6, 7, 2, 9, 100.0, 1e-3), 2, 5, 1, note="all sizes differ"),
+        Case(_config(7, 3, 4, 5, 3, 8, 10.0, 1e-2), 3, 8, 2, "peaked", "ends", note="T at its limit, repeated ids"),
+        Case(_config(13, 2, 4, 6, 2, 6, 50.0, 1e-5), 2, 6, 3, "loud", note="exponentials overflow without a maximum"),
+        Case(_config(6, 2, 4, 9, 2, 7, 1e4, 0.1), 1, 7, 4, "small", note="epsilon as large as the rows"),
+        Case(_config(9, 1, 10, 3, 2, 5, 1e6, 1e-6), 2, 4, 5, "spiky", note="one large feature, head width 10"),
+        Case(_config(5, 4, 2, 4, 2, 6, 3.0, 1e-4), 2, 6, 6, "plain", "same", note="one id everywhere"),
+        Case(_config(10, 2, 6, 5, 2, 7, 20.0, 1e-3), 2, 7, 7, "silent", note="the stream alone"),
+        Case(_config(8, 2, 4, 6, 1, 5, 30.0, 1e-2), 2, 5, 8, "zero_rows", note="rows of zeros"),
+        Case(_config(12, 3, 4, 8, 2, 6, 10.0, 0.0), 1, 6, 9, note="epsilon of zero"),
+        Case(_config(1, 1, 4, 2, 1, 2, 10.0, 1e-3), 1, 1, 10, note="a vocabulary of one"),
+        Case(_config(6, 2, 4, 3, 0, 5, 10.0, 1e-2), 2, 4, 11, note="no layers"),
+        Case(_config(4, 1, 4, 3, 12, 4, 5.0, 1e-3), 1, 4, 12, note="twelve layers"),
+        Case(_config(5, 2, 4, 3, 1, 40, 20.0, 1e-3), 1, 37, 13, "peaked", note="several blocks of keys"),
+        Case(_config(2203, 2, 8, 4, 1, 3, 10.0, 1e-3), 1, 3, 14, "plain", "last", note="a table beyond 16 bits"),
+    ]
+
+
+def long_cases(profile: str) -> list[Case]:
+    """Narrow and long: leaks inside blocks of 64, positions kept in bfloat16 (past 256), short tables."""
+    tokens = 70 if profile == "quick" else 262
+    return [Case(_config(3, 1, 2, 1, 1, tokens, 1.5, 1e-3), 1, tokens, 15, "peaked", note=f"{tokens} positions")]
+
+
+def with_targets(case: Case, seed: int) -> Case:
+    """The same case with other random arrays."""
+    return replace(case, seed=seed)
+
+
+def other_ids(case: Case, tokens: Array) -> Array:
+    """Different ids wherever the vocabulary allows."""
+    return (tokens + 1 + np.arange(tokens.size).reshape(tokens.shape) % max(1, case.config.vocabulary_size - 1)) % (
+        case.config.vocabulary_size
+    )
+
+
+Limits = Mapping[str, Any]

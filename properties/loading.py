@@ -1,0 +1,116 @@
+"""Finding what is under test by its name: `package.module:attribute`, `path/to/file.py:attribute`, or a plain function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from decoderspec.spec.config import Config
+
+FORMS = "package.module:attribute or path/to/file.py:attribute (an instance, a class, a factory or a plain function)"
+
+
+class LoadError(Exception):
+    """What was named cannot be loaded: says what came, what is allowed, and what to do."""
+
+
+class FunctionModel:
+    """A plain function with its configuration and parameters filled in."""
+
+    def __init__(self, function: Callable[..., Any], config: Config, parameters: Mapping[str, Any]) -> None:
+        self._function, self._config, self._parameters = function, config, parameters
+
+    def logits(self, tokens: Any) -> Any:
+        """What the function returns."""
+        return self._function(self._config, self._parameters, tokens)
+
+
+class FunctionImplementation:
+    """A plain function `(config, parameters, tokens) -> logits` as an implementation; its attributes are declarations."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = function.__name__
+
+    def build(self, config: Config, parameters: Mapping[str, Any]) -> FunctionModel:
+        """Nothing is built: the function is called with everything each time."""
+        return FunctionModel(self.function, config, parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+def load(name: str) -> Any:
+    """The implementation of that name. Raises `LoadError`."""
+    return implementation(attribute(name), name)
+
+
+def attribute(name: str) -> Any:
+    """The object of that name, as it stands in its module."""
+    place, colon, path = name.rpartition(":")
+    if not colon or not place or not path:
+        raise LoadError(f"{name!r} does not name an implementation; allowed: {FORMS}")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            offers = ", ".join(n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n)))
+            raise LoadError(f"{place} has no {path!r}; it has: {offers or 'nothing callable'}")
+        found = getattr(found, part)
+    return found
+
+
+def implementation(found: Any, name: str) -> Any:
+    """An implementation from an instance, a class, a zero-argument factory or a plain function of three parameters."""
+    if not inspect.isclass(found) and hasattr(found, "build"):
+        return found
+    if inspect.isfunction(found) and _required(found) >= 3:
+        return FunctionImplementation(found)
+    if not callable(found):
+        raise LoadError(f"{name} is {type(found).__name__}, which has no build(config, parameters); allowed: {FORMS}")
+    try:
+        made = found()
+    except Exception as reason:
+        raise LoadError(f"{name}() raised {type(reason).__name__}: {reason}") from reason
+    if inspect.isfunction(made):
+        return implementation(made, name)
+    if not hasattr(made, "build"):
+        raise LoadError(f"{name}() gave {type(made).__name__}, which has no build(config, parameters)")
+    return made
+
+
+def _required(function: Any) -> int:
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _from_module(place: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(place)
+    except Exception as reason:
+        raise LoadError(f"cannot import {place}: {type(reason).__name__}: {reason}") from reason
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LoadError(f"there is no file {path}; allowed: {FORMS}")
+    name = f"decoderspec_subject_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as reason:
+        raise LoadError(f"{path} cannot be run: {type(reason).__name__}: {reason}") from reason
+    return module

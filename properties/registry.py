@@ -1,0 +1,140 @@
+"""Turning a property into a test: fixed awkward cases first, then a search by Hypothesis that shrinks within a time limit."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+
+from decoderspec.properties.cases import Case
+from decoderspec.properties.findings import Finding
+from decoderspec.properties.run import Run
+from decoderspec.properties.strategies import cases
+
+Check = Callable[[Run, Case], None]
+LONG = 30  # tokens: longer fixed cases are for the properties that ask for them
+
+
+@dataclass(frozen=True)
+class Property:
+    """A test of one or more requirements over cases, or of the subject as a whole (`cases` is false)."""
+
+    requirements: tuple[str, ...]
+    name: str
+    check: Callable[..., None]
+    needs: tuple[str, ...] = ()  # optional methods of the model
+    where: Callable[[Case], bool] = lambda case: True
+    long: bool = False  # takes the long and large fixed cases too
+    search: bool = True
+
+
+PROPERTIES: list[Property] = []
+
+
+def checks(
+    *requirements: str,
+    needs: Iterable[str] = (),
+    where: Callable[[Case], bool] = lambda case: True,
+    long: bool = False,
+    search: bool = True,
+) -> Callable[[Check], Callable[[Run], None]]:
+    """Make a test over cases from a property `(run, case)`; raises `Finding` with the smallest case that fails."""
+
+    def decorate(function: Check) -> Callable[[Run], None]:
+        return _collected(
+            Property(requirements, function.__name__, function, tuple(needs), where, long, search),
+            lambda run, found: examine(run, found),
+        )
+
+    return decorate
+
+
+def checks_once(*requirements: str, needs: Iterable[str] = ()) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+    """Make a test from a property of the subject as a whole, `(run)`."""
+
+    def decorate(function: Callable[[Run], None]) -> Callable[[Run], None]:
+        return _collected(
+            Property(requirements, function.__name__, function, tuple(needs)), lambda run, found: found.check(run)
+        )
+
+    return decorate
+
+
+def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Callable[[Run], None]:
+    PROPERTIES.append(found)
+
+    def test(run: Run) -> None:
+        start = time.perf_counter()
+        try:
+            for capability in found.needs:
+                run.subject.need_on(run.model(run.fixed[0]).model, capability)
+            runner(run, found)
+        finally:
+            run.entry.seconds = time.perf_counter() - start
+
+    functools.update_wrapper(test, found.check)
+    del test.__wrapped__  # pytest would ask for the arguments of the property itself
+    test.__dict__["property"] = found
+    return test
+
+
+def examine(run: Run, found: Property) -> None:
+    """The fixed cases, then the search."""
+    for case in run.fixed:
+        if found.where(case) and (found.long or small(case)):
+            attempt(run, found, case)
+    if found.search:
+        search(run, found)
+
+
+def small(case: Case) -> bool:
+    """Whether a case is cheap enough for every property."""
+    return case.tokens <= LONG and case.config.vocabulary_size <= 1000
+
+
+def attempt(run: Run, found: Property, case: Case) -> None:
+    """One example; a finding learns which case it was found on."""
+    run.entry.examples += 1
+    try:
+        found.check(run, case)
+    except Finding as finding:
+        finding.details.setdefault("case", case)
+        raise
+
+
+def search(run: Run, found: Property) -> None:
+    """Random examples. All properties draw the same ones, since they share seed and strategy, so truth is shared too."""
+    start = time.perf_counter()
+    failed: dict[str, Any] = {}
+
+    @seed(run.seed)
+    @settings(
+        max_examples=run.profile.examples,
+        database=run.options.get("database"),
+        deadline=None,
+        phases=(Phase.reuse, Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    @given(cases(run.subject.limits, run.pool))
+    def example(case: Case) -> None:
+        assume(found.where(case))
+        now = time.perf_counter()
+        if failed:
+            if now - failed["since"] > run.profile.shrink_seconds and case != failed["case"]:
+                return  # enough shrinking: only the smallest failure so far still fails
+        elif now - start > run.profile.seconds:
+            return
+        try:
+            attempt(run, found, case)
+        except Finding:
+            failed.setdefault("since", now)
+            failed["case"] = case
+            raise
+
+    example()

@@ -1,0 +1,173 @@
+"""Drawing cases within what the implementation can run: constructive, few configurations where a build is dear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from decoderspec.properties.cases import STYLES, TOKEN_STYLES, Case, fixed_cases, long_cases
+from decoderspec.spec.config import Config
+from decoderspec.spec.precision import DeclarationError
+
+PREFERRED = {  # ordered: shrinking goes to the left
+    "vocabulary_size": (2, 3, 5, 7, 11, 17, 4, 8, 1),
+    "head_width": (4, 6, 8, 10, 2, 12),
+    "heads": (2, 1, 3, 4),
+    "feed_forward_width": (3, 5, 7, 4, 11, 8, 1),
+    "layers": (1, 2, 3, 0),
+    "max_positions": (4, 6, 9, 13, 2, 1),
+    "batch": (1, 2, 3),
+    "tokens": tuple(range(1, 14)),
+    "rope_base": (10.0, 100.0, 3.0, 10000.0, 500000.0, 1.25),
+    "rms_epsilon": (1e-3, 1e-5, 1e-2, 1e-6, 0.1, 1e-1),
+}
+LIMIT_KEYS = (*PREFERRED, "model_width", "configurations")
+
+
+def allowed(limits: Mapping[str, Any], field: str) -> tuple[Any, ...]:
+    """Values of a field that the implementation can run, preferred ones first. Raises `DeclarationError`."""
+    preferred = PREFERRED[field]
+    limit = limits.get(field)
+    if limit is None:
+        return preferred
+    if isinstance(limit, Mapping):
+        keep = _predicate(limit, field)
+        within = tuple(value for value in preferred if keep(value))
+        return within or tuple(filter(keep, _reaching(limit)))[:4] or _impossible(field, limit)
+    if isinstance(limit, Sequence) and not isinstance(limit, str) and len(limit):
+        return tuple(limit)
+    if isinstance(limit, (int, float)) and not isinstance(limit, bool):
+        return (limit,)
+    return _impossible(field, limit)
+
+
+def _reaching(limit: Mapping[str, Any]) -> Iterable[Any]:
+    step = limit.get("multiple_of", 1)
+    first = max(step, math.ceil(limit.get("min", step) / step) * step)
+    return range(first, first + 8 * step, step)
+
+
+def _predicate(limit: Mapping[str, Any], field: str) -> Callable[[Any], bool]:
+    unknown = set(limit) - {"min", "max", "multiple_of"}
+    if unknown:
+        raise DeclarationError(f"limits of {field} have {sorted(unknown)}; allowed: min, max, multiple_of, or a list")
+    low, high, step = limit.get("min", -math.inf), limit.get("max", math.inf), limit.get("multiple_of")
+    return lambda value: low <= value <= high and (step is None or value % step == 0)
+
+
+def _impossible(field: str, limit: Any) -> tuple[Any, ...]:
+    raise DeclarationError(f"limits of {field} are {limit!r}; allowed: a list, a number, or min, max, multiple_of")
+
+
+def shapes(limits: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Pairs of heads and head width whose product is an allowed model width."""
+    pairs = [(h, w) for w in allowed(limits, "head_width") for h in allowed(limits, "heads")]
+    width = limits.get("model_width")
+    if width is not None:
+        keep = _predicate(width, "model_width") if isinstance(width, Mapping) else set(_listed(width)).__contains__
+        wide = [(h, w) for w in range(2, 257, 2) for h in range(1, 65)]
+        h_fits, w_fits = _fits(limits, "heads"), _fits(limits, "head_width")
+        reachable = pairs + [(h, w) for h, w in wide if h_fits(h) and w_fits(w)]
+        pairs = [(h, w) for h, w in reachable if keep(h * w)][:12]
+    if not pairs:
+        raise DeclarationError(f"no heads and head width within the limits {dict(limits)}")
+    return tuple(pairs)
+
+
+def _listed(limit: Any) -> tuple[Any, ...]:
+    return tuple(limit) if isinstance(limit, Sequence) else (limit,)
+
+
+def _fits(limits: Mapping[str, Any], field: str) -> Callable[[Any], bool]:
+    limit = limits.get(field)
+    if limit is None:
+        return lambda value: True
+    return _predicate(limit, field) if isinstance(limit, Mapping) else set(_listed(limit)).__contains__
+
+
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """Raise `DeclarationError` for limits that cannot be read or met."""
+    for field in limits:
+        if field not in LIMIT_KEYS:
+            raise DeclarationError(f"limits have no field {field!r}; allowed: {', '.join(LIMIT_KEYS)}")
+    for field in PREFERRED:
+        allowed(limits, field)
+    shapes(limits)
+
+
+@st.composite
+def cases(draw: st.DrawFn, limits: Mapping[str, Any], pool: Sequence[Config] = ()) -> Case:
+    """Any case within the limits; of the pool's configurations only, where there is a pool."""
+    config = draw(st.sampled_from(list(pool))) if pool else draw(configs(limits))
+    tokens = [t for t in allowed(limits, "tokens") if t <= config.max_positions] or [config.max_positions]
+    return Case(
+        config,
+        draw(st.sampled_from(allowed(limits, "batch"))),
+        draw(st.sampled_from([*tokens, tokens[-1]])),
+        draw(st.integers(0, 2**16)),
+        draw(st.sampled_from(STYLES)),
+        draw(st.sampled_from(TOKEN_STYLES)),
+    )
+
+
+@st.composite
+def configs(draw: st.DrawFn, limits: Mapping[str, Any]) -> Config:
+    """Any configuration within the limits."""
+
+    def one(field: str) -> Any:
+        return draw(st.sampled_from(allowed(limits, field)))
+
+    heads, width = draw(st.sampled_from(shapes(limits)))
+    return Config(
+        one("vocabulary_size"), heads * width, heads, one("feed_forward_width"), one("layers"),
+        one("max_positions"), one("rope_base"), one("rms_epsilon"),
+    )  # fmt: skip
+
+
+def within(limits: Mapping[str, Any], case: Case) -> Case | None:
+    """A fixed case moved to the nearest sizes that the implementation can run; None when that loses its point."""
+    c = case.config
+    pairs = shapes(limits)
+    heads, width = min(pairs, key=lambda p: (abs(p[0] * p[1] - c.model_width), abs(p[0] - c.heads)))
+    moved = Config(
+        _nearest(limits, "vocabulary_size", c.vocabulary_size),
+        heads * width if limits.keys() & {"heads", "head_width", "model_width"} else c.model_width,
+        heads if limits.keys() & {"heads", "head_width", "model_width"} else c.heads,
+        *(_nearest(limits, name, getattr(c, name)) for name in ("feed_forward_width", "layers", "max_positions")),
+        *(_nearest(limits, name, getattr(c, name)) for name in ("rope_base", "rms_epsilon")),
+    )
+    tokens = min(_nearest(limits, "tokens", case.tokens), moved.max_positions)
+    batch = _nearest(limits, "batch", case.batch)
+    if tokens < case.tokens / 2 or (c.layers == 0) != (moved.layers == 0):
+        return None
+    return Case(moved, batch, tokens, case.seed, case.style, case.token_style, case.note)
+
+
+def _nearest(limits: Mapping[str, Any], field: str, value: Any) -> Any:
+    if field not in limits or _fits(limits, field)(value):
+        return value
+    return min(allowed(limits, field), key=lambda other: abs(other - value))
+
+
+def fixed(limits: Mapping[str, Any], profile: str) -> tuple[list[Case], list[str]]:
+    """The fixed cases within the limits, and the notes of those that are not covered."""
+    found: list[Case] = []
+    lost: list[str] = []
+    for case in fixed_cases() + long_cases(profile):
+        moved = within(limits, case)
+        if moved is None:
+            lost.append(case.note)
+        else:
+            found.append(moved)
+    return found, lost
+
+
+def smallest_case(limits: Mapping[str, Any]) -> Case:
+    """The first fixed case, within the limits."""
+    moved = within(limits, fixed_cases()[0])
+    if moved is None:
+        raise DeclarationError(f"the limits {dict(limits)} leave no room for a case of a few tokens")
+    return moved

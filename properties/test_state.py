@@ -1,0 +1,82 @@
+"""What one call may do to another: nothing."""
+
+import numpy as np
+
+from decoderspec.properties.cases import Case, other_ids, with_targets
+from decoderspec.properties.findings import Finding
+from decoderspec.properties.registry import checks
+from decoderspec.properties.run import Run
+from decoderspec.properties.subject import called, fresh
+from decoderspec.reference.limits import compare
+
+
+@checks("DET-1")
+def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
+    """Logits of the same tokens are equal to the last bit, also after calls of other lengths in between."""
+    tokens, model = run.truth(case).batch[0], run.model(case)
+    first = model.logits(tokens)
+    model.logits(tokens[:1, : max(1, case.tokens // 2)])
+    model.logits(other_ids(case, tokens))
+    run.same_bits("logits", model.logits(tokens), first, "the same tokens gave other logits the second time")
+
+
+@checks("DET-2")
+def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
+    """What was returned is not overwritten by a later call."""
+    tokens, model = run.truth(case).batch[0], run.model(case)
+    kept = called("logits", model.model.logits, fresh(tokens))
+    before = model._read("logits", kept)
+    model.logits(other_ids(case, tokens))
+    if model.has("gradients"):
+        model.gradients(*run.truth(case).batch)
+    run.same_bits("logits", model._read("logits", kept), before, "a result that was returned earlier was overwritten")
+
+
+@checks("DET-3")
+def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
+    """The caller's array of ids is not written to."""
+    handed = fresh(run.truth(case).batch[0])
+    kept = handed.copy()
+    called("logits", run.model(case).model.logits, handed)
+    run.same_bits("tokens", handed, kept, "the token array that was passed in was written to")
+
+
+@checks("DET-4")
+def test_two_models_do_not_disturb_each_other(run: Run, case: Case) -> None:
+    """A model gives the same bits while another, with other parameters, is built and used."""
+    tokens, model = run.truth(case).batch[0], run.model(case)
+    first = model.logits(tokens)
+    other = run.subject.build(case.config, run.subject.parameters(with_targets(case, case.seed + 1)))
+    moved = other.logits(tokens)
+    again = model.logits(tokens)
+    run.same_bits("logits", again, first, "logits changed after another model was built and used")
+    run.same_bits("logits", other.logits(tokens), moved, "the second model's logits changed after the first was used")
+    other.close()
+
+
+@checks("GRA-3", needs=["gradients"])
+def test_gradients_do_not_add_up_over_calls(run: Run, case: Case) -> None:
+    """A second call returns the same gradients within rounding, not the sum of both."""
+    truth, model = run.truth(case), run.model(case)
+    first, second = model.gradients(*truth.batch), model.gradients(*truth.batch)
+    for name, value in first.items():
+        unit = np.sqrt(np.mean(np.square(truth.deviations[f"gradient.{name}"]), axis=0))
+        unit = np.maximum(unit, np.max(unit) / 8)
+        run.judge(f"gradient of {name}, called twice,", compare(second[name], (second[name] - value) / np.sqrt(2), unit))
+
+
+@checks("WGT-5", needs=["parameters"])
+def test_calls_leave_the_parameters_alone(run: Run, case: Case) -> None:
+    """Logits, loss and gradients do not write to the parameters."""
+    truth, model = run.truth(case), run.model(case)
+    before = model.parameters()
+    model.logits(truth.batch[0])
+    if model.has("loss"):
+        model.loss(*truth.batch)
+    if model.has("gradients"):
+        model.gradients(*truth.batch)
+    after = model.parameters()
+    if list(after) != list(before):
+        raise Finding("the names of the parameters changed after a call", "parameters")
+    for name, value in before.items():
+        run.same_bits(name, after[name], value, "a call changed a parameter")

@@ -1,0 +1,132 @@
+"""Names, order, number, values and life of the parameters, and their initialization."""
+
+import numpy as np
+
+from decoderspec.properties.cases import Array, Case, round_to
+from decoderspec.properties.findings import Absent, Finding
+from decoderspec.properties.registry import checks, checks_once
+from decoderspec.properties.run import Run
+from decoderspec.properties.truth import Truth
+from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import TABLE, parameter_count, parameter_shapes
+
+
+@checks("WGT-1", needs=["parameters"])
+def test_parameters_have_the_names_in_order(run: Run, case: Case) -> None:
+    """Names are canonical (through the declared layout), complete, and in canonical order."""
+    names, expected = list(run.model(case).parameters()), list(parameter_shapes(case.config))
+    if names != expected:
+        missing, extra = sorted(set(expected) - set(names)), sorted(set(names) - set(expected))
+        what = f"missing {missing[:4]}" if missing else f"unknown {extra[:4]}" if extra else f"order {names[:4]}.."
+        raise Finding(f"parameter names are not those of the specification: {what}", "parameters")
+
+
+@checks("WGT-2", needs=["parameters"])
+def test_parameters_have_the_shapes_and_the_count(run: Run, case: Case) -> None:
+    """Shapes are those of the specification; the scalars number `V d + N (4 d^2 + 3 d f + 2 d) + d`, no head among them."""
+    values = run.model(case).parameters()
+    for name, shape in parameter_shapes(case.config).items():
+        if name in values and values[name].shape != shape:
+            raise Finding(f"{name} has shape {values[name].shape}, the specification says {shape}", "parameters")
+    count, expected = sum(value.size for value in values.values()), parameter_count(case.config)
+    if count != expected:
+        raise Finding(f"there are {count} scalars, the specification says {expected}", "parameters")
+
+
+@checks("WGT-3", needs=["parameters"])
+def test_parameters_hold_what_was_given(run: Run, case: Case) -> None:
+    """The values handed out are those handed in, to the last bit."""
+    given, held = run.truth(case).parameters, run.model(case).parameters()
+    for name, value in given.items():
+        run.same_bits(name, held[name], value, "a parameter does not hold what it was built from")
+
+
+@checks("WGT-4", needs=["assign"], where=lambda case: 0 < case.config.layers <= 2 and case.style == "plain")
+def test_an_assigned_parameter_takes_effect(run: Run, case: Case) -> None:
+    """After `assign` the logits are those of the new value: no copy made earlier is still in use."""
+    truth = run.truth(case)
+    model = run.subject.build(case.config, truth.parameters)
+    rng = np.random.default_rng((case.seed, 3))
+    name = str(rng.choice([n for n in truth.parameters if n != TABLE]))
+    _assign_and_judge(run, case, model, name, rng)
+
+
+@checks("TIE-4", needs=["assign"], where=lambda case: case.config.layers <= 2 and case.style == "plain")
+def test_the_assigned_table_serves_both_roles(run: Run, case: Case) -> None:
+    """One live table: writing it changes the lookup and the head alike."""
+    model = run.subject.build(case.config, run.truth(case).parameters)
+    _assign_and_judge(run, case, model, TABLE, np.random.default_rng((case.seed, 3)))
+
+
+def _assign_and_judge(run: Run, case: Case, model: object, name: str, rng: np.random.Generator) -> None:
+    truth = run.truth(case)
+    value = round_to(truth.parameters[name] * (1 + rng.uniform(0.25, 0.75)) + 0.125, run.subject.recipe.weights)
+    changed = run.subject.layout.invert(case.config, run.subject.theirs(case.config, {**truth.parameters, name: value}))
+    model.logits(truth.batch[0])  # type: ignore[attr-defined]  # whatever is cached is cached now
+    model.assign(name, value)  # type: ignore[attr-defined]
+    after = Truth(case, changed, run.subject.recipe)
+    logits = model.logits(truth.batch[0])  # type: ignore[attr-defined]
+    run.judge(f"logits after {name} was assigned", after.logits.judge(logits, after.units["logits"]), "parameters")
+    model.close()  # type: ignore[attr-defined]
+
+
+@checks_once("INI-1")
+def test_initial_parameters_follow_from_the_seed(run: Run) -> None:
+    """Initial values are SplitMix64's, in the documented order, rounded to the precision of the weights."""
+    for case in run.fixed[:2]:
+        for seed in (0, 32, 2**63 + 12345):
+            run.entry.examples += 1
+            held = _initialized(run, case.config, seed)
+            for name, expected in initial(case.config, seed).items():
+                unit = 4 * run.subject.recipe.weights.unit
+                wrong = np.abs(held[name] - expected) > unit * np.abs(expected)
+                if wrong.any():
+                    index = tuple(int(i[0]) for i in wrong.nonzero())
+                    raise Finding(
+                        f"seed {seed}: {name}{list(index)} is {held[name][index]!r},"
+                        f" the specification draws {expected[index]!r}",
+                        "initialization",
+                    )
+
+
+@checks_once("INI-2")
+def test_the_same_seed_gives_the_same_parameters(run: Run) -> None:
+    """Two models initialized from one seed are equal to the last bit, and another seed gives another model."""
+    config = run.fixed[0].config
+    first, second, other = (_initialized(run, config, seed) for seed in (5, 5, 6))
+    run.entry.examples += 3
+    for name, value in first.items():
+        run.same_bits(name, second[name], value, "the same seed gave other initial parameters")
+    if all(np.array_equal(value, other[name]) for name, value in first.items()):
+        raise Finding("another seed gave the same initial parameters", "initialization")
+
+
+def _initialized(run: Run, config: Config, seed: int) -> dict[str, Array]:
+    model = run.subject.initialize(config, seed)
+    if not model.has("parameters"):
+        raise Absent("parameters() on the model that initialize returns lets the initialization be tested")
+    held = model.parameters()
+    model.close()
+    missing = [name for name in parameter_shapes(config) if name not in held]
+    if missing:
+        raise Finding(f"the initialized model has no {missing[0]}", "initialization")
+    return held
+
+
+def initial(config: Config, seed: int) -> dict[str, Array]:
+    """Initial parameters by the text of the specification, one draw at a time in Python's integers."""
+    state, mask = seed, 2**64 - 1
+
+    def unit() -> float:
+        nonlocal state
+        state = v = (state + 0x9E3779B97F4A7C15) & mask
+        v = (v ^ (v >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        v = (v ^ (v >> 27)) * 0x94D049BB133111EB & mask
+        return float((v ^ (v >> 31)) >> 11) / 2**53
+
+    values: dict[str, Array] = {}
+    for name, shape in parameter_shapes(config).items():
+        limit = (6 / sum(shape)) ** 0.5
+        drawn = [limit * (2 * unit() - 1) for _ in range(shape[0] * shape[1])] if len(shape) == 2 else [1.0] * shape[0]
+        values[name] = np.array(drawn).reshape(shape)
+    return values

@@ -1,0 +1,138 @@
+"""The truth and the noise units of a case, computed once and shared by every property that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from decoderspec.properties.cases import Array, Case, arrays
+from decoderspec.reference import oracle, units
+from decoderspec.reference.limits import Comparison, compare
+from decoderspec.reference.noise import RUNS
+from decoderspec.spec.parameters import TABLE
+from decoderspec.spec.precision import Recipe
+
+DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
+
+
+@dataclass(frozen=True)
+class Exact:
+    """True values as an unevaluated sum of two float64: 32 digits, and differences cost two subtractions."""
+
+    high: Array
+    low: Array
+
+    @classmethod
+    def of(cls, values: Any) -> Exact:
+        """From the oracle's numbers."""
+        values = np.asarray(values, object)
+        high = values.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            low = (values - high).astype(np.float64)
+        return cls(high, low)
+
+    def error(self, got: Array) -> Array:
+        """`got - truth`."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference: Array = (got - self.high) - self.low
+        return difference
+
+    def judge(self, got: Array, unit: Array) -> Comparison:
+        """The error in noise units, against its limits."""
+        return compare(got, self.error(got), unit)
+
+
+@dataclass
+class Truth:
+    """What is true of one case, for parameters exactly as the implementation got them."""
+
+    case: Case
+    parameters: Mapping[str, Array]
+    recipe: Recipe
+
+    @cached_property
+    def batch(self) -> tuple[Array, Array]:
+        """Token and target ids."""
+        return arrays(self.case)
+
+    @cached_property
+    def _exact(self) -> dict[str, Any]:
+        return oracle.forward(self.case.config, self.parameters, self.batch[0], digits=DIGITS)
+
+    @cached_property
+    def logits(self) -> Exact:
+        """Of every position."""
+        return Exact.of(self._exact["logits"])
+
+    @cached_property
+    def loss(self) -> Exact:
+        """Of the targets."""
+        return Exact.of(oracle.loss_of_logits(self._exact["logits"], self.batch[1], digits=DIGITS))
+
+    def stages(self, given: Mapping[str, Array]) -> dict[str, Exact]:
+        """Every stage, each computed from the given values before it."""
+        computed = oracle.forward(self.case.config, self.parameters, self.batch[0], given=given, digits=DIGITS)
+        return {name: Exact.of(value) for name, value in computed.items()}
+
+    def stage_units(self, given: Mapping[str, Array], recipe: Recipe | None = None) -> dict[str, Array]:
+        """Noise units of every stage, each from the given values before it."""
+        compute = units.stage_values(self.case.config, self.parameters, self.batch[0], given)
+        moved = units.deviations(compute, recipe or self.recipe, self.case.seed)
+        return {name: units.unit(deviation) for name, deviation in moved.items()}
+
+    @cached_property
+    def units(self) -> dict[str, Array]:
+        """Noise units of every stage, from the tokens on."""
+        return self.stage_units({})
+
+    @cached_property
+    def deviations(self) -> dict[str, Array]:
+        """What the noise does to the loss and to each gradient, run by run."""
+        compute = units.training_values(self.case.config, self.parameters, *self.batch)
+        return units.deviations(compute, self.recipe, self.case.seed)
+
+    def loss_unit(self) -> Array:
+        """Noise unit of the loss."""
+        return units.unit(self.deviations["loss"])
+
+    def direction(self, name: str) -> Array:
+        """A direction in which one gradient (`NAME`, or a role of the table) is probed, of representable entries.
+
+        Every element is weighed by its noise unit, so that small gradients count as much as large ones.
+        """
+        deviation = self.deviations[f"gradient.{name}"]
+        unit = units.unit(deviation)
+        signs = np.random.default_rng((self.case.seed, len(name))).choice([-1.0, 1.0], unit.shape)
+        largest = np.max(unit)
+        weight = largest / np.maximum(unit, largest * 1e-6) if largest > 0 else np.ones_like(unit)
+        return signs * np.exp2(np.rint(np.log2(weight)))
+
+    def slope(self, names: tuple[str, ...]) -> Exact:
+        """The true derivative of the loss along the directions of several gradients together."""
+        roles = {"lookup": "lookup", "head": "head"}
+        along = {TABLE if name in roles else name: self.direction(name) for name in names}
+        role: Any = roles.get(names[0], "both")
+        slope = oracle.derivative(
+            self.case.config, self.parameters, *self.batch, along, digits=DIGITS, role=role
+        )
+        return Exact.of(slope)
+
+    def judge_slope(self, names: tuple[str, ...], gradients: Mapping[str, Array]) -> Comparison:
+        """The gradients, projected on their directions, against the true slope."""
+        got = sum(float(np.sum(gradients[name] * self.direction(name))) for name in names)
+        moved = sum(
+            np.sum((self.deviations[f"gradient.{name}"] * self.direction(name)).reshape(RUNS, -1), axis=1) for name in names
+        )
+        return self.slope(names).judge(np.asarray(got), units.unit(np.asarray(moved)))
+
+    def judge_elements(self, gradients: Mapping[str, Array]) -> dict[str, Comparison]:
+        """Every element of every gradient: one forward difference each, so for the smallest cases only."""
+        true = oracle.gradients(self.case.config, self.parameters, *self.batch, digits=DIGITS)
+        return {
+            name: Exact.of(value).judge(gradients[name], units.unit(self.deviations[f"gradient.{name}"]))
+            for name, value in true.items()
+        }

@@ -1,0 +1,96 @@
+"""Acceptance limits in noise units, derived from the number of elements compared (section 8 of the text).
+
+The noise unit of an element is estimated from a few runs, so that error over unit follows Student's t at worst
+(an element that dominates its row) and is nearly normal at best (pooled). The limit is the t quantile at which a
+correct implementation fails once in a million comparisons.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from decoderspec.reference.noise import RUNS
+from decoderspec.reference.operations import Array
+
+FALSE_ALARMS = 1e-6  # per comparison
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far some values are from the truth, in noise units: the worst element, and the root mean square over all."""
+
+    worst: float
+    allowed: float
+    spread: float
+    spread_allowed: float
+    index: tuple[int, ...]  # of the worst element
+    got: float
+    error: float  # got minus truth
+    unit: float
+    count: int
+
+    @property
+    def conforms(self) -> bool:
+        """Both statistics are within their limits."""
+        return self.worst <= self.allowed and self.spread <= self.spread_allowed
+
+    @property
+    def excess(self) -> float:
+        """The larger of the two statistics, each over its limit: above 1 is wrong."""
+        return max(self.worst / self.allowed, self.spread / self.spread_allowed)
+
+    def __str__(self) -> str:
+        text = f"{self.worst:.3g} x noise ({self.allowed:.1f} allowed)"
+        if self.worst <= self.allowed < math.inf and self.spread > self.spread_allowed:
+            text = f"{self.spread:.3g} x noise in the mean ({self.spread_allowed:.2f} allowed)"
+        return text
+
+
+def compare(got: Array, error: Array, unit: Array) -> Comparison:
+    """Judge `error = got - truth` by the noise units, all of one shape. A value that is not finite is infinitely wrong."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(error == 0, 0.0, np.abs(error) / unit)
+        ratio = np.where(np.isnan(ratio) | ~np.isfinite(got), np.inf, ratio)
+        spread = float(np.sqrt(np.mean(np.square(ratio)))) if ratio.size else 0.0
+    if not ratio.size:
+        return Comparison(0.0, worst_allowed(1), 0.0, spread_allowed(1), (), 0.0, 0.0, 0.0, 0)
+    index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
+    rows = ratio.size // (ratio.shape[-1] if ratio.ndim else 1)
+    values = (float(array[index]) for array in (got, error, np.broadcast_to(unit, ratio.shape)))
+    return Comparison(
+        float(ratio[index]), worst_allowed(ratio.size), spread, spread_allowed(rows), index, *values, ratio.size
+    )
+
+
+def worst_allowed(count: int, runs: int = RUNS) -> float:
+    """The t quantile with `runs` degrees of freedom for a chance of `FALSE_ALARMS` in `count` elements."""
+    low, high = 0.0, 1e3
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if count * student_tail(middle, runs) > FALSE_ALARMS else (low, middle)
+    return high
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """`P(|T| > t)` for an even number of degrees of freedom, in a form that keeps its digits far out.
+
+    With `c = freedom / (freedom + t^2)`: the density's tail integral, summed as a series in `c`
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.5.4, with b = 1/2).
+    """
+    if t == 0:
+        return 1.0
+    a = freedom / 2
+    c = freedom / (freedom + t * t)
+    term, total, n = 1.0 / a, 0.0, 0
+    while term > 1e-17 * (total or 1.0) and n < 4000:
+        total += term
+        n += 1
+        term *= c * (n - 0.5) / n * (a + n - 1) / (a + n)
+    beta = math.gamma(a) * math.gamma(0.5) / math.gamma(a + 0.5)
+    return c**a * total / beta
+
+
+def spread_allowed(rows: int) -> float:
+    """Limit of the root mean square over so many independent rows: right values lie below 1, few rows scatter."""
+    return 1.1 + 6.0 / math.sqrt(rows)

@@ -1,0 +1,111 @@
+"""Rounding noise: how far a right implementation of a declared precision strays (section 8 of the text).
+
+Every operation is wrapped so that each rounding that some right formulation of it makes is replaced by an independent
+random error of the same size, in its forward and in its pullback; a few runs at once give the root mean square
+change of every output element, its *noise unit*. Stochastic arithmetic (La Porte and Vignes 1974; Parker 1997; Denis,
+de Oliveira Castro and Petit 2016), used here as the acceptance limit of a conformance suite.
+
+Runs lead all other axes. A rounding to nearest with unit roundoff `u` has relative error uniform in `[-u, u] / m`
+for a significand `m` in [1, 2), log-uniform: its root mean square is `RMS * u`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from decoderspec.reference.operations import Array
+from decoderspec.spec.precision import Format, Recipe
+from decoderspec.spec.stages import suffix
+
+RMS = math.sqrt((1 - 2.0**-2) / (2 * math.log(2)) / 3)  # 0.425
+RUNS = 16
+FINEST_INJECTED = 2.0**-40  # finer noise would drown in the float64 arithmetic that carries it
+COARSEST_INJECTED = 2.0**-10  # coarser noise than declared would leave the linear regime
+
+
+def injection_scale(recipe: Recipe) -> float:
+    """Factor by which noise is enlarged before it is injected, and its effect divided afterwards: it is linear."""
+    units = [form.unit for form in recipe.used]
+    return max(1.0, min(FINEST_INJECTED / min(units), COARSEST_INJECTED / max(units)))
+
+
+@dataclass
+class Noise:
+    """One set of runs: the recipe, the generator, and how much the noise is enlarged."""
+
+    recipe: Recipe
+    generator: np.random.Generator
+    runs: int = RUNS
+    scale: float = 1.0
+    row_errors: dict[int, Array] = field(default_factory=dict)  # see `mix_vjp`
+
+    def draw(self, shape: tuple[int, ...]) -> Array:
+        """Independent standard errors for each run: `[runs, *shape]`."""
+        return self.generator.standard_normal((self.runs, *shape))
+
+    def spread(self, value: Array, deviation: Array, rank: int) -> Array:
+        """`value` plus errors of the given standard deviation, one for each of its last `rank` axes' elements."""
+        size = np.broadcast_shapes(
+            value.shape[-rank:] if rank else (), deviation.shape[-rank:] if rank else ()
+        )
+        noisy: Array = value + self.draw(size) * deviation
+        return noisy
+
+    def deviation(self, form: Format) -> float:
+        """Root mean square relative error of one rounding to that format, enlarged."""
+        return RMS * form.unit * self.scale
+
+    def store(self, value: Array, form: Format, rank: int, extra: Any = 0.0, roundings: int = 1) -> Array:
+        """A result with standard error `extra` from inside and `roundings` roundings to its format; underflow is one."""
+        relative = self.deviation(form) ** 2 * roundings
+        tiny = (form.tiny * self.scale) ** 2
+        return self.spread(value, np.sqrt(np.square(value) * relative + np.square(extra) + tiny), rank)
+
+    def summed(self, total: Array, squares: Array, count: int, form: Format) -> Array:
+        """Standard error of a sum of `count` products with this total and sum of squared products.
+
+        Each product is rounded, and so is each partial sum. Partial sums depend on the order of summation: this is
+        the mean over all sequential orders, `sum_k E s_k^2 = (n + 1) (Q / 6 + S^2 / 3)`, which no tree of sums exceeds.
+        """
+        variance = squares + (count + 1) * (squares / 6 + np.square(total) / 3)
+        rounded: Array = self.deviation(form) * np.sqrt(variance)
+        return rounded
+
+    def product(self, total: Array, squares: Array, count: int, form: Format, operands: Format) -> Array:
+        """Standard error of one element of a matrix product, operands rounded first where they are held coarser."""
+        inner = self.summed(total, squares, count, form)
+        if self.recipe.products.bits >= operands.bits:
+            return inner
+        rounded: Array = np.hypot(inner, self.deviation(self.recipe.products) * np.sqrt(2 * squares))
+        return rounded
+
+
+@dataclass(frozen=True)
+class Place:
+    """The formats in force at one stage."""
+
+    recipe: Recipe
+    stage: str
+
+    @property
+    def stored(self) -> Format:
+        """What the stage's result is rounded to."""
+        return self.recipe.stored(self._suffix)
+
+    @property
+    def inner(self) -> Format:
+        """What sums, statistics and exponentials inside the stage are rounded to."""
+        return self.recipe.inner(self._suffix)
+
+    @property
+    def gradient(self) -> Format:
+        """What a gradient that leaves the stage is rounded to."""
+        return self.recipe.stages.get(self._suffix, self.recipe.gradients)
+
+    @property
+    def _suffix(self) -> str:
+        return suffix(self.stage.partition("/")[0])

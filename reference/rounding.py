@@ -1,0 +1,344 @@
+"""The roundings of each operation: for each forward and each pullback, an error for every value that a right formulation rounds.
+
+Where right formulations round differently the larger error is taken: the norm's root directly or through a logarithm,
+the softmax pullback's row sum as `sum(p dp)` or as `do . o`, the loss as `lse - logit` or as `-log p`.
+Each function takes the noise, the place, the exact result and the operation's own arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from decoderspec.reference import operations as plain
+from decoderspec.reference.noise import Noise, Place
+from decoderspec.reference.operations import Array, Gradients, Operation, Operations
+from decoderspec.spec.precision import Format
+
+
+def embed(noise: Noise, at: Place, x: Array, *_inputs: Any) -> Array:
+    """Rows are copied: only storing them in a coarser format than the table's can round them."""
+    coarser = at.stored.bits < noise.recipe.weights.bits
+    return noise.store(x, at.stored, 3, roundings=int(coarser))
+
+
+def embed_vjp(
+    noise: Noise, at: Place, exact: Gradients, dx: Array, _x: Array, table: Array, tokens: Array
+) -> Gradients:
+    """Uses of a row are summed in some order, in the format of the gradients."""
+    count = int(np.bincount(tokens.ravel()).max())
+    total, squares = exact[0], plain.embed_vjp(np.square(dx), _x, table, tokens)[0]
+    inner = noise.summed(total, squares, count, at.gradient) if count > 1 else 0.0
+    return noise.store(total, at.gradient, 2, inner), None
+
+
+def _norm_errors(noise: Noise, form: Format, x: Array, epsilon: float) -> Array:
+    """Relative standard error of each row's inverse root, `[..., 1]`.
+
+    Covers the sum of squares, the division, epsilon, and the root either directly or as `exp(-0.5 ln m)`, whose
+    error grows with the logarithm.
+    """
+    width = x.shape[-1]
+    mean = np.mean(np.square(x), axis=-1, keepdims=True) + epsilon
+    share = np.mean(np.square(np.square(x)), axis=-1, keepdims=True) / np.square(mean) / width
+    summed = (width + 1) * (share / 6 + 1 / 3) + share
+    logarithm = 0.5 * np.log(mean)
+    errors: Array = noise.deviation(form) * np.sqrt(summed / 4 + 4 + 2 * np.square(logarithm))
+    return errors
+
+
+def rms_norm(noise: Noise, at: Place, y: Array, x: Array, _gain: Array, epsilon: float) -> Array:
+    """One error for each row's inverse root; then the input cast, the scaling and the gain, each rounded."""
+    row = 1.0 + noise.draw((*x.shape[-3:-1], 1)) * _norm_errors(noise, at.inner, x, epsilon)
+    cast = noise.deviation(at.inner) * np.sqrt(2.0) * np.abs(y)
+    return noise.store(y * row, at.stored, 3, cast, roundings=2)
+
+
+def rms_norm_vjp(
+    noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array, gain: Array, epsilon: float
+) -> Gradients:
+    """`dx = r (dn - n mean(dn n))`: both terms, the mean and the root are rounded before they cancel."""
+    dx, dgain, _ = exact
+    r = plain.inverse_root(x, epsilon)
+    n, dn, width = x * r, dy * gain, x.shape[-1]
+    terms = dn * n
+    squares = np.sum(np.square(terms), axis=-1, keepdims=True)
+    mean = np.mean(terms, axis=-1, keepdims=True)
+    row = noise.spread(mean, noise.summed(mean * width, squares, width, at.inner) / width, 3) - mean
+    root = 1.0 + noise.draw((*x.shape[-3:-1], 1)) * _norm_errors(noise, at.inner, x, epsilon)
+    inside = noise.deviation(at.inner) * 2.0 * r * np.hypot(dn, n * mean)
+    stored = (
+        noise.deviation(at.gradient) * r * np.abs(dn)
+    )  # eager code stores the first term before it subtracts
+    noisy_dx = noise.store((dx - r * n * row) * root, at.gradient, 3, np.hypot(inside, stored))
+    positions = x.shape[-3] * x.shape[-2]
+    gain_terms = np.sum(np.square(dy * n), axis=(-3, -2))
+    inner = noise.summed(dgain, gain_terms, positions, at.inner)
+    return (
+        noisy_dx,
+        noise.store(
+            dgain, at.gradient, 1, np.hypot(inner, 2 * noise.deviation(at.gradient) * np.sqrt(gain_terms))
+        ),
+        None,
+    )
+
+
+def linear(noise: Noise, at: Place, y: Array, x: Array, weight: Array) -> Array:
+    """A product of `in` terms for each element."""
+    squares = plain.linear(np.square(x), np.square(weight))
+    return noise.store(y, at.stored, 3, noise.product(y, squares, x.shape[-1], at.inner, at.stored))
+
+
+def linear_vjp(
+    noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, x: Array, weight: Array
+) -> Gradients:
+    """Two products: over the outputs for the input's gradient, over the positions for the weight's."""
+    dx, dweight = exact
+    squares = plain.linear_vjp(np.square(dy), y, np.square(x), np.square(weight))
+    positions = x.shape[-3] * x.shape[-2]
+    inner = noise.product(dx, squares[0], dy.shape[-1], at.inner, at.gradient)
+    outer = noise.product(dweight, squares[1], positions, at.inner, at.gradient)
+    return noise.store(dx, at.gradient, 3, inner), noise.store(dweight, at.gradient, 2, outer)
+
+
+def project_vjp(
+    noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, x: Array, table: Array
+) -> Gradients:
+    """`linear_vjp` with the table the other way round."""
+    dx, dtable = linear_vjp(noise, at, (exact[0], exact[1].swapaxes(-1, -2)), dy, y, x, table.T)
+    return dx, dtable.swapaxes(-1, -2)
+
+
+def rotary(noise: Noise, at: Place, table: Array, positions: Array, width: int, base: float) -> Array:
+    """One table for all heads and rows: frequency, angle, cosine and sine are each rounded.
+
+    A frequency is a power, right to `u` times the size of its logarithm. Angle errors turn `(cos, sin)` at right angles.
+    """
+    angle = plain.angles(positions, width, base)
+    form = noise.recipe.tables
+    logarithm = np.log(base) * (-2.0 * np.arange(width // 2) / width)
+    frequency = noise.draw((1, width // 2)) * noise.deviation(form) * np.sqrt(3 + 2 * np.square(logarithm))
+    turned = angle * (frequency + noise.draw(angle.shape) * noise.deviation(form))
+    cos, sin = table
+    moved = np.stack([cos - sin * turned, sin + cos * turned], axis=-3)
+    return noise.store(moved, form, 3, noise.deviation(form))
+
+
+def rotate(noise: Noise, at: Place, y: Array, _x: Array, _table: Array) -> Array:
+    """Two products of a pair and their sum; the products are no larger than the pair is long."""
+    length = _pair_length(y)
+    return noise.store(y, at.stored, 4, noise.deviation(at.stored) * length)
+
+
+def _pair_length(y: Array) -> Array:
+    length: Array = np.repeat(np.hypot(y[..., 0::2], y[..., 1::2]), 2, axis=-1)
+    return length
+
+
+def rotate_vjp(noise: Noise, at: Place, exact: Gradients, *_rest: Any) -> Gradients:
+    """Turned back: the same sizes of error."""
+    dx = exact[0]
+    return noise.store(dx, at.gradient, 4, noise.deviation(at.gradient) * _pair_length(dx)), None
+
+
+def scores(noise: Noise, at: Place, s: Array, query: Array, key: Array) -> Array:
+    """A product over the head width, then the scale, each stored; what is masked stays so."""
+    stored, visible = noise.recipe.results, np.isfinite(s)
+    total = np.where(visible, s, 0.0)
+    squares = np.square(query) @ np.square(key).swapaxes(-1, -2) / query.shape[-1]
+    inner = noise.product(total, squares, query.shape[-1], noise.recipe.accumulate, stored)
+    noisy = noise.store(total, stored, 4, inner, roundings=2)
+    return np.where(visible, noisy, -np.inf)
+
+
+def scores_vjp(
+    noise: Noise, at: Place, exact: Gradients, ds: Array, s: Array, query: Array, key: Array
+) -> Gradients:
+    """Products over keys and over queries."""
+    dq, dk = exact
+    squares = plain.scores_vjp(np.square(ds), s, np.square(query), np.square(key))
+    count, scale = (
+        s.shape[-1],
+        np.sqrt(query.shape[-1]),
+    )  # squared products carry the scale 1 / w, not 1 / sqrt(w)
+    inner = [
+        noise.product(d, q / scale, count, at.inner, at.gradient)
+        for d, q in zip((dq, dk), squares, strict=True)
+    ]
+    return noise.store(dq, at.gradient, 4, inner[0], 2), noise.store(dk, at.gradient, 4, inner[1], 2)
+
+
+def _exponential_errors(s: Array) -> Array:
+    """Relative error, in roundings, of `exp(s - max)`: that of the score, of the difference, and of the exponential."""
+    top = np.max(s, axis=-1, keepdims=True)
+    finite = np.where(np.isfinite(s), s, top)
+    errors: Array = np.sqrt(np.square(finite) + np.square(finite - top) + 3)
+    return errors
+
+
+def softmax(noise: Noise, at: Place, p: Array, s: Array) -> Array:
+    """Each exponential on its own, the sum once per row."""
+    count, unit = s.shape[-1], noise.deviation(at.inner)
+    each = p * (1.0 + noise.draw(s.shape[-4:]) * unit * _exponential_errors(s))
+    share = np.sum(np.square(p), axis=-1, keepdims=True)
+    row = unit * np.sqrt((count + 1) * (share / 6 + 1 / 3) + 3)
+    summed = each * (1.0 + noise.draw((*s.shape[-4:-1], 1)) * row) / np.sum(each, axis=-1, keepdims=True)
+    return np.where(p > 0, noise.store(summed, at.stored, 4, unit * p), 0.0)
+
+
+def mix(noise: Noise, at: Place, o: Array, weights: Array, value: Array) -> Array:
+    """A product over the visible keys."""
+    squares = np.square(weights) @ np.square(value)
+    return noise.store(o, at.stored, 4, noise.product(o, squares, weights.shape[-1], at.inner, at.stored))
+
+
+def mix_vjp(
+    noise: Noise, at: Place, exact: Gradients, do: Array, o: Array, weights: Array, value: Array
+) -> Gradients:
+    """Products over the head width and over queries.
+
+    Blocked kernels form the softmax pullback's row sum as `do . o` instead of `sum(p dp)`: its error, from the stored
+    and rounded output, is kept for `softmax_vjp`, which cannot know the output.
+    """
+    dp, dv = exact
+    width, unit = o.shape[-1], noise.deviation(at.stored)
+    terms = np.sum(np.square(do * o), axis=-1, keepdims=True)
+    total = np.sum(do * o, axis=-1, keepdims=True)
+    inner = noise.summed(total, terms, width, at.inner)
+    noise.row_errors[id(weights)] = np.hypot(inner, np.sqrt(terms) * unit * (at.stored.bits < at.inner.bits))
+    squares = plain.mix_vjp(np.square(do), o, np.square(weights), np.square(value))
+    dp_error = noise.product(dp, squares[0], width, at.inner, at.gradient)
+    dv_error = noise.product(dv, squares[1], weights.shape[-1], at.inner, at.gradient)
+    return noise.store(dp, at.gradient, 4, dp_error), noise.store(dv, at.gradient, 4, dv_error)
+
+
+def softmax_vjp(noise: Noise, at: Place, exact: Gradients, dp: Array, p: Array, s: Array) -> Gradients:
+    """`ds = p (dp - D)`: the row sum `D` in either of its forms, the difference, and the weights recomputed."""
+    ds = exact[0]
+    squares = np.sum(np.square(p * dp), axis=-1, keepdims=True)
+    total = np.sum(p * dp, axis=-1, keepdims=True)
+    row_error = np.hypot(
+        noise.summed(total, squares, s.shape[-1], at.inner), noise.row_errors.pop(id(p), 0.0)
+    )
+    row = noise.draw((*s.shape[-4:-1], 1)) * row_error
+    again = noise.deviation(at.inner) * np.hypot(np.abs(ds) * _exponential_errors(s), p * np.hypot(dp, total))
+    return (noise.store(ds - p * row, at.gradient, 4, again),)
+
+
+def silu(noise: Noise, at: Place, y: Array, x: Array) -> Array:
+    """The exponential's relative error is that of its argument: it grows with `|x|` where it is not dwarfed by 1."""
+    growth = np.abs(x) * plain.sigmoid(-x)
+    return noise.store(
+        y, at.stored, 3, noise.deviation(at.inner) * np.abs(y) * np.sqrt(3 + np.square(growth))
+    )
+
+
+def silu_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array) -> Gradients:
+    """Two terms that cancel near the minimum of the function."""
+    dx = exact[0]
+    s, t = plain.sigmoid(x), plain.sigmoid(-x)
+    terms = 2 * s + np.abs(x) * s * t * (3 + np.abs(x))
+    return (noise.store(dx, at.gradient, 3, noise.deviation(at.inner) * np.abs(dy) * terms),)
+
+
+def elementwise(noise: Noise, at: Place, y: Array, *_inputs: Any) -> Array:
+    """One rounding."""
+    return noise.store(y, at.stored, 3)
+
+
+def multiply_vjp(noise: Noise, at: Place, exact: Gradients, *_rest: Any) -> Gradients:
+    """One rounding each."""
+    da, db = exact
+    return noise.store(da, at.gradient, 3), noise.store(db, at.gradient, 3)
+
+
+def nll(noise: Noise, at: Place, loss: Array, logits: Array, targets: Array) -> Array:
+    """Logits cast, log-sum-exp or `-log p` of each row, then the mean over rows."""
+    form, count = noise.recipe.loss, targets.size
+    row = _row_losses(logits, targets)
+    errors = np.sqrt(
+        4 * np.square(np.max(np.abs(logits), axis=-1)) + np.square(row) + logits.shape[-1] / 3 + 3
+    )
+    inner = noise.spread(row, noise.deviation(form) * errors, 2)
+    total = np.mean(inner, axis=(-2, -1))
+    summed = noise.summed(np.sum(row, axis=(-2, -1)), np.sum(np.square(row), axis=(-2, -1)), count, form)
+    return noise.store(total, form, 0, summed / count)
+
+
+def _row_losses(logits: Array, targets: Array) -> Array:
+    """The loss of each position, `[B, T]`."""
+    picked = np.take_along_axis(logits, np.broadcast_to(targets[..., None], (*logits.shape[:-1], 1)), axis=-1)
+    top = np.max(logits, axis=-1, keepdims=True)
+    rows: Array = np.log(np.sum(np.exp(logits - top), axis=-1)) + (top - picked)[..., 0]
+    return rows
+
+
+def nll_vjp(
+    noise: Noise, at: Place, exact: Gradients, dloss: Array, _loss: Array, logits: Array, targets: Array
+) -> Gradients:
+    """`(p - onehot) / (B T)`: the probabilities as in the softmax, then the difference is rounded and stored."""
+    dlogits = exact[0]
+    p = plain.softmax(logits)
+    unit = noise.deviation(noise.recipe.loss)
+    row = np.sqrt((logits.shape[-1] + 1) / 3 + 3)
+    inside = (
+        unit
+        * p
+        * np.hypot(_exponential_errors(logits), row)
+        * (np.asarray(dloss)[..., None, None, None] / targets.size)
+    )
+    return noise.store(dlogits, noise.recipe.gradients, 3, inside, roundings=2), None
+
+
+FORWARD: Mapping[str, Callable[..., Array]] = {
+    "embed": embed,
+    "rms_norm": rms_norm,
+    "linear": linear,
+    "rotary": rotary,
+    "rotate": rotate,
+    "scores": scores,
+    "softmax": softmax,
+    "mix": mix,
+    "silu": silu,
+    "multiply": elementwise,
+    "add": elementwise,
+    "project": lambda noise, at, y, x, table: linear(noise, at, y, x, table.T),
+    "nll": nll,
+}
+BACKWARD: Mapping[str, Callable[..., Gradients]] = {
+    "embed": embed_vjp,
+    "rms_norm": rms_norm_vjp,
+    "linear": linear_vjp,
+    "rotate": rotate_vjp,
+    "scores": scores_vjp,
+    "softmax": softmax_vjp,
+    "mix": mix_vjp,
+    "silu": silu_vjp,
+    "multiply": multiply_vjp,
+    "add": multiply_vjp,
+    "project": project_vjp,
+    "nll": nll_vjp,
+}
+
+
+def noisy(noise: Noise, operations: Operations) -> Operations:
+    """The same operations with every rounding replaced by noise."""
+
+    def wrap(operation: Operation) -> Operation:
+        forward, backward = FORWARD.get(operation.name), BACKWARD.get(operation.name)
+
+        def perform(stage: str, *inputs: Any) -> Array:
+            output = operation(stage, *inputs)
+            return output if forward is None else forward(noise, Place(noise.recipe, stage), output, *inputs)
+
+        def vjp(stage: str, upstream: Array, output: Array, *inputs: Any) -> Gradients:
+            exact = operation.vjp(stage, upstream, output, *inputs)
+            if backward is None:
+                return exact
+            return backward(noise, Place(noise.recipe, stage), exact, upstream, output, *inputs)
+
+        return Operation(operation.name, perform, vjp)
+
+    return operations.each(wrap)

@@ -1,0 +1,80 @@
+"""Noise units: the root mean square change of each output element under rounding noise, pooled with its row."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from decoderspec.reference import decoder
+from decoderspec.reference.noise import RUNS, Noise, injection_scale
+from decoderspec.reference.operations import OPERATIONS, Array, Operation, Operations
+from decoderspec.reference.rounding import noisy
+from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import TABLE
+from decoderspec.spec.precision import Recipe
+
+Values = dict[str, Array]
+LOOKUP, HEAD = "gradient.lookup", "gradient.head"
+
+
+def deviations(
+    compute: Callable[[Operations], Values], recipe: Recipe, seed: int, runs: int = RUNS
+) -> Values:
+    """What the noise does to each named value: `[runs, *shape]`, at the size of the declared roundings."""
+    noise = Noise(recipe, np.random.default_rng(seed), runs, injection_scale(recipe))
+    exact, moved = compute(OPERATIONS), compute(noisy(noise, OPERATIONS))
+    with np.errstate(invalid="ignore"):
+        return {
+            name: np.broadcast_to(moved[name] - exact[name], (runs, *exact[name].shape)) / noise.scale
+            for name in exact
+        }
+
+
+def unit(deviation: Array) -> Array:
+    """Noise units `[*shape]` of deviations `[runs, *shape]`.
+
+    Half the variance is the element's own, half its row's (the last axis): a few runs then estimate it well, and an
+    element that these runs happened to move little is not held to nothing.
+    """
+    own = np.mean(np.square(deviation), axis=0)
+    if own.ndim == 0:
+        return np.asarray(np.sqrt(own))
+    pooled: Array = np.sqrt((own + np.mean(own, axis=-1, keepdims=True)) / 2)
+    return pooled
+
+
+def anchored(operations: Operations, given: Mapping[str, Array], seen: Values) -> Operations:
+    """The same operations, noting each stage's value in `seen` and going on from the given one instead."""
+
+    def wrap(operation: Operation) -> Operation:
+        def perform(stage: str, *inputs: Any) -> Array:
+            seen[stage] = output = operation(stage, *inputs)
+            return given.get(stage, output)
+
+        return Operation(operation.name, perform, operation.vjp)
+
+    return operations.each(wrap)
+
+
+def stage_values(
+    config: Config, weights: Mapping[str, Array], tokens: Array, given: Mapping[str, Array]
+) -> Any:
+    """A computation for `deviations`: every stage, each from the given values before it."""
+
+    def compute(operations: Operations) -> Values:
+        seen: Values = {}
+        decoder.decoder(anchored(operations, given, seen), config, weights, tokens)
+        return {stage: value for stage, value in seen.items() if "/" not in stage}
+
+    return compute
+
+
+def training_values(config: Config, weights: Mapping[str, Array], tokens: Array, targets: Array) -> Any:
+    """A computation for `deviations`: every stage, `loss`, `gradient.NAME` of each parameter, and the two roles."""
+
+    def compute(operations: Operations) -> Values:
+        stages, gradient = decoder.pulled_back(config, weights, tokens, targets, operations)
+        roles = {LOOKUP: gradient.uses[TABLE, "embedding"], HEAD: gradient.uses[TABLE, "logits"]}
+        return stages | roles | {f"gradient.{name}": value for name, value in gradient.leaves.items()}
+
+    return compute

@@ -1,0 +1,39 @@
+"""What is under test: the protocol an implementation speaks, its optional capabilities, and what it may declare (section 7 of the text)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from decoderspec.spec.config import Config
+
+CONTRACTS = ("forward", "training", "weights", "inputs")
+CAPABILITIES = {  # method -> what it would let the suite test, in the words of the report
+    "loss": "loss(tokens, targets) -> float lets the loss be tested",
+    "gradients": "gradients(tokens, targets) -> {name: array} lets every parameter's gradient be tested",
+    "role_gradients": "role_gradients(tokens, targets) -> (lookup, head) lets the two roles of the table be told apart",
+    "parameters": "parameters() -> {name: array} lets names, order, count and state be tested",
+    "assign": "assign(name, value) lets the live table and stale copies be tested",
+    "stages": "stages(tokens) -> {name: array} lets an error be placed at the stage that makes it",
+    "initialize": "initialize(config, seed) on the implementation lets the initialization be tested",
+}
+
+
+class Model(Protocol):
+    """A built decoder. Only `logits` is required; each other method of `CAPABILITIES` is found by its presence."""
+
+    def logits(self, tokens: NDArray[Any]) -> Any:
+        """Token ids `[B, T]` int64 to logits `[B, T, V]`: anything with `detach`, `__dlpack__` or `__array__`."""
+
+
+class Implementation(Protocol):
+    """What an adapter offers: a name, `build`, and whatever it declares about itself."""
+
+    name: str
+
+    def build(self, config: Config, parameters: Mapping[str, NDArray[Any]]) -> Model:
+        """A model with these parameters: float64 arrays under canonical names (or the declared layout's)."""
+
+
+Precision = str | Mapping[str, str]
+Claims = Sequence[str]
