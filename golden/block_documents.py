@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from decoderspec.golden import fixtures
 from decoderspec.golden.block_evidence import BlockEvidence
-from decoderspec.golden.text import boolean, clean_number, clean_vector, fields, number, record, shape
+from decoderspec.golden.text import clean_number, clean_vector, fields, number, piped, shape
+from decoderspec.reference.operations import Array
 
 AXES = {
     "batch": fixtures.INPUT.shape[0],
@@ -40,18 +41,15 @@ def report(evidence: BlockEvidence) -> list[str]:
 def trace(evidence: BlockEvidence) -> list[str]:
     """The thirty-three lines of the trace."""
     return [
-        record("CONFIG", **AXES, stage_order=TRACE_ORDER),
-        *(record("SHAPE", stage=_dashed(name), value=shape(axes)) for name, axes in _shapes(evidence).items()),
+        piped("CONFIG", **AXES, stage_order=TRACE_ORDER),
+        *(piped("SHAPE", stage=_dashed(name), value=shape(axes)) for name, axes in _shapes(evidence).items()),
         *(_stage(name, rows) for name, (rows,) in evidence.stages.items()),
         *(_weights(evidence, head, query) for head in range(AXES["heads"]) for query in range(AXES["tokens"])),
         *_merges(evidence),
-        *(
-            record("PROBE", token=token, values=clean_vector(row))
-            for token, row in enumerate(evidence.probe_logits[0])
-        ),
+        *(piped("PROBE", token=token, values=clean_vector(row)) for token, row in enumerate(evidence.probe_logits[0])),
         *_proofs(evidence),
         _parameters(evidence),
-        record("GRADIENTS", **_gradients(evidence)),
+        piped("GRADIENTS", **_gradients(evidence)),
         _history(evidence),
     ]
 
@@ -88,14 +86,14 @@ def _gradients(evidence: BlockEvidence) -> dict[str, object]:
     }
 
 
-def _stage(name: str, rows: object) -> str:
-    return record("STAGE", name=_dashed(name), **{f"token_{i}": clean_vector(row) for i, row in enumerate(rows)})
+def _stage(name: str, rows: Array) -> str:
+    return piped("STAGE", name=_dashed(name), **{f"token_{i}": clean_vector(row) for i, row in enumerate(rows)})
 
 
 def _weights(evidence: BlockEvidence, head: int, query: int) -> str:
     row = evidence.weights[0, head, query]
     words = ("allowed" if reached else "blocked" for reached in evidence.allowed[0, head, query])
-    return record(
+    return piped(
         "WEIGHT",
         head=head,
         query=query,
@@ -108,7 +106,7 @@ def _weights(evidence: BlockEvidence, head: int, query: int) -> str:
 def _merges(evidence: BlockEvidence) -> list[str]:
     ways = (("attention", "input", "after-attention"), ("feed-forward", "after-attention", "output"))
     return [
-        record("MERGE", name=name, identity=stream, branch=f"{name}-branch", result=result, exact=exact)
+        piped("MERGE", name=name, identity=stream, branch=f"{name}-branch", result=result, exact=exact)
         for (name, stream, result), exact in zip(ways, evidence.exact_merges, strict=True)
     ]
 
@@ -117,13 +115,13 @@ def _proofs(evidence: BlockEvidence) -> list[str]:
     causality = evidence.causality
     prefix = {True: "bitwise-unchanged", False: "changed"}
     return [
-        record(
+        piped(
             "ORDER_PROOF",
             **evidence.order,
             post_norm_token_1=clean_vector(evidence.post_norm[0, 1]),
             pre_norm_token_1=clean_vector(evidence.stages["after_attention"][0, 1]),
         ),
-        record(
+        piped(
             "CAUSAL_PROOF",
             position_0=prefix[causality["prefix_0_bitwise"]],
             position_1=prefix[causality["prefix_1_bitwise"]],
@@ -135,7 +133,7 @@ def _proofs(evidence: BlockEvidence) -> list[str]:
 
 def _parameters(evidence: BlockEvidence) -> str:
     owned = evidence.ownership
-    return record(
+    return piped(
         "PARAMETERS",
         **_counts(evidence),
         bias=not owned["bias_free"],
@@ -148,4 +146,4 @@ def _parameters(evidence: BlockEvidence) -> str:
 def _history(evidence: BlockEvidence) -> str:
     history = dict(evidence.history)
     sequential = history.pop("sequential_recurrence")
-    return record("HISTORY", rnn_style_states=clean_vector(evidence.recurrence), sequential=sequential, **history)
+    return piped("HISTORY", rnn_style_states=clean_vector(evidence.recurrence), sequential=sequential, **history)

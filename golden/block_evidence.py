@@ -11,10 +11,10 @@ import numpy as np
 
 from decoderspec.golden import fixtures
 from decoderspec.golden.differences import check
+from decoderspec.golden.refusals import refuses
 from decoderspec.reference.block import DecoderBlock, DecoderBlockForward
-from decoderspec.reference.operations import Array, Operations
+from decoderspec.reference.operations import OPERATIONS, Array, Operations
 from decoderspec.reference.splitmix64 import SplitMix64
-from decoderspec.spec.errors import SpecError
 from decoderspec.spec.parameters import BLOCK_PARAMETERS
 
 STAGES = {  # their name -> ours
@@ -50,7 +50,7 @@ class BlockEvidence:
     replay_bitwise: bool
 
 
-def block_evidence(operations: Operations | None = None) -> BlockEvidence:
+def block_evidence(operations: Operations = OPERATIONS) -> BlockEvidence:
     """Run the fixture, all of it, with the right operations or with substitutes."""
     block = fixtures.block(operations)
     record = block.forward(fixtures.INPUT)
@@ -86,7 +86,9 @@ def block_evidence(operations: Operations | None = None) -> BlockEvidence:
 def _attention_of(block: DecoderBlock, x: Array) -> Array:
     """Attention on rows that no norm has touched: those of a block whose norm leaves them alone."""
     untouched = replace(block.operations.rms_norm, perform=lambda _stage, x, _gain, _epsilon: x)
-    return replace(block, operations=replace(block.operations, rms_norm=untouched)).forward(x).stages["attention.output"]
+    return (
+        replace(block, operations=replace(block.operations, rms_norm=untouched)).forward(x).stages["attention.output"]
+    )
 
 
 def _order(block: DecoderBlock, record: DecoderBlockForward, post_norm: Array) -> dict[str, bool]:
@@ -200,7 +202,7 @@ def _mismatched(block: DecoderBlock) -> Callable[[], object]:
 def _configurations_refused() -> bool:
     """One bad number for each component, and the caller's generator untouched by all."""
     generator = SplitMix64(fixtures.SEED)
-    bad = {
+    bad: dict[str, dict[str, float]] = {
         "RmsNormError.ZeroFeatureWidth": {"model_width": 0},
         "RmsNormError.InvalidEpsilon": {"rms_epsilon": -1.0},
         "MultiHeadAttentionError.ZeroHeadCount": {"heads": 0},
@@ -210,20 +212,12 @@ def _configurations_refused() -> bool:
         "RopeError.InvalidBase": {"rope_base": 0.0},
         "SwiGluError.ZeroHiddenWidth": {"feed_forward_width": 0},
     }
-    refused = [
-        refuses(code, lambda change=change: DecoderBlock.new("bad", replace(fixtures.BLOCK_CONFIG, **change), generator))
-        for code, change in bad.items()
-    ]
-    return all(refused) and generator.state == fixtures.SEED
 
+    def attempt(change: Mapping[str, float]) -> Callable[[], object]:
+        config = replace(fixtures.BLOCK_CONFIG, **change)  # type: ignore[arg-type]  # the fields by name
+        return lambda: DecoderBlock.new("bad", config, generator)
 
-def refuses(code: str, attempt: Callable[[], object]) -> bool:
-    """Whether the attempt fails, and for that reason."""
-    try:
-        attempt()
-    except SpecError as failure:
-        return failure.chain()[-1] == code
-    return False
+    return all(refuses(code, attempt(change)) for code, change in bad.items()) and generator.state == fixtures.SEED
 
 
 # --- History ---

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from decoderspec.reference.block import DecoderBlock, DecoderBlockConfig, assemble
-from decoderspec.reference.model import CHECKED, DecoderModel
-from decoderspec.reference.operations import Array, Operations
+from decoderspec.reference.model import DecoderModel
+from decoderspec.reference.operations import OPERATIONS, Array, Operations
 from decoderspec.reference.parts import NamedParameter
 from decoderspec.reference.splitmix64 import SplitMix64
 from decoderspec.spec.config import Config
@@ -58,22 +58,21 @@ PROBE_TABLE = np.array(
 PROBE_GAIN = np.array([1.0, 0.9, 1.1, 0.8])  # for the gradient check; the role decomposition has a unit gain
 
 
-def block(operations: Operations | None = None) -> DecoderBlock:
-    """The block of chapter 31, computing with other operations where some are given."""
+def block(operations: Operations = OPERATIONS) -> DecoderBlock:
+    """The block of chapter 31."""
     shapes = block_shapes(BLOCK_CONFIG.decoder_config())
-    values = [np.ones(shape) if len(shape) == 1 else np.eye(*shape) for shape in shapes.values()]
+    values = [np.ones(shape) if len(shape) == 1 else np.eye(shape[0]) for shape in shapes.values()]
     named = [NamedParameter(f"{PREFIX}.{name}", value) for name, value in zip(shapes, values, strict=True)]
-    assembled = assemble(BLOCK_CONFIG, named)
-    return assembled if operations is None else replace(assembled, operations=operations)
+    return replace(assemble(BLOCK_CONFIG, named), operations=operations)
 
 
-def model(operations: Operations = CHECKED, layers: int = MODEL_CONFIG.layers) -> DecoderModel:
+def model(operations: Operations = OPERATIONS, layers: int = MODEL_CONFIG.layers) -> DecoderModel:
     """The seeded model of chapter 32, or one of another depth."""
     seeded = DecoderModel.new(replace(MODEL_CONFIG, layers=layers), SplitMix64(SEED))
     return replace(seeded, operations=operations)
 
 
-def probe_model(table: Array, gain: Array, operations: Operations = CHECKED) -> DecoderModel:
+def probe_model(table: Array, gain: Array, operations: Operations = OPERATIONS) -> DecoderModel:
     """A model without blocks on that table and gain."""
     named = [NamedParameter(TABLE, table), NamedParameter(FINAL_GAIN, gain)]
     bound = DecoderModel.from_parameters(replace(MODEL_CONFIG, layers=0), named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 ROUNDS_TO_ZERO = 0.5e-6
 
@@ -47,9 +47,18 @@ def fields(**values: object) -> str:
     return " ".join(f"{name}:{word(value)}" for name, value in values.items())
 
 
-def record(*labels: str, separator: str = "|", **values: object) -> str:
-    """Labels, then `name=value` pairs: one line of a trace."""
-    return separator.join([*labels, *(f"{name}={word(value)}" for name, value in values.items())])
+def piped(label: str, **values: object) -> str:
+    """`LABEL|name=value|name=value`: one line of the block's trace."""
+    return "|".join([label, *_pairs(values)])
+
+
+def spaced(label: str, **values: object) -> str:
+    """`label name=value name=value`: one line of the model's trace."""
+    return " ".join([label, *_pairs(values)])
+
+
+def _pairs(values: Mapping[str, object]) -> list[str]:
+    return [f"{name}={word(value)}" for name, value in values.items()]
 
 
 def word(value: object) -> str:

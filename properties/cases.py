@@ -6,7 +6,7 @@ A case is drawn in terms of sizes, styles and a seed, never one float at a time;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -40,6 +40,15 @@ class Case:
         sizes = f"V={c.vocabulary_size} d={c.model_width} h={c.heads} f={c.feed_forward_width} N={c.layers}"
         rest = f"B={self.batch} T={self.tokens} base={c.rope_base:g} epsilon={c.rms_epsilon:g}"
         return f"{sizes} max_positions={c.max_positions} {rest} {self.style} {self.token_style} seed={self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers that the case follows from, for a replay."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Case:
+        """The case of `to_json`."""
+        return cls(**{**value, "config": Config(**value["config"])})
 
 
 @lru_cache(maxsize=512)
@@ -182,6 +191,3 @@ def other_ids(case: Case, tokens: Array) -> Array:
     return (tokens + 1 + np.arange(tokens.size).reshape(tokens.shape) % max(1, case.config.vocabulary_size - 1)) % (
         case.config.vocabulary_size
     )
-
-
-Limits = Mapping[str, Any]

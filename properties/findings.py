@@ -36,5 +36,7 @@ class NotJudged(Exception):
 def user_frames(error: BaseException, limit: int = 3) -> str:
     """The last frames of a traceback that lie in the user's own files, one a line."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not Path(f.filename).resolve().is_relative_to(HOUSE) and "site-packages" not in f.filename]
+    own = [
+        f for f in frames if not Path(f.filename).resolve().is_relative_to(HOUSE) and "site-packages" not in f.filename
+    ]
     return "\n".join(f'  File "{f.filename}", line {f.lineno}, in {f.name}: {f.line}' for f in own[-limit:])

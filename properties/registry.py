@@ -30,6 +30,7 @@ class Property:
     where: Callable[[Case], bool] = lambda case: True
     long: bool = False  # takes the long and large fixed cases too
     search: bool = True
+    most: int | None = None  # fixed cases, where truth is dear
 
 
 PROPERTIES: list[Property] = []
@@ -41,19 +42,22 @@ def checks(
     where: Callable[[Case], bool] = lambda case: True,
     long: bool = False,
     search: bool = True,
+    most: int | None = None,
 ) -> Callable[[Check], Callable[[Run], None]]:
     """Make a test over cases from a property `(run, case)`; raises `Finding` with the smallest case that fails."""
 
     def decorate(function: Check) -> Callable[[Run], None]:
         return _collected(
-            Property(requirements, function.__name__, function, tuple(needs), where, long, search),
+            Property(requirements, function.__name__, function, tuple(needs), where, long, search, most),
             lambda run, found: examine(run, found),
         )
 
     return decorate
 
 
-def checks_once(*requirements: str, needs: Iterable[str] = ()) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+def checks_once(
+    *requirements: str, needs: Iterable[str] = ()
+) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
     """Make a test from a property of the subject as a whole, `(run)`."""
 
     def decorate(function: Callable[[Run], None]) -> Callable[[Run], None]:
@@ -67,14 +71,15 @@ def checks_once(*requirements: str, needs: Iterable[str] = ()) -> Callable[[Call
 def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Callable[[Run], None]:
     PROPERTIES.append(found)
 
-    def test(run: Run) -> None:
+    def test(decoderspec_run: Run) -> None:
         start = time.perf_counter()
         try:
             for capability in found.needs:
+                run = decoderspec_run
                 run.subject.need_on(run.model(run.fixed[0]).model, capability)
-            runner(run, found)
+            runner(decoderspec_run, found)
         finally:
-            run.entry.seconds = time.perf_counter() - start
+            decoderspec_run.entry.seconds = time.perf_counter() - start
 
     functools.update_wrapper(test, found.check)
     del test.__wrapped__  # pytest would ask for the arguments of the property itself
@@ -84,9 +89,9 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
 
 def examine(run: Run, found: Property) -> None:
     """The fixed cases, then the search."""
-    for case in run.fixed:
-        if found.where(case) and (found.long or small(case)):
-            attempt(run, found, case)
+    fixed = [case for case in run.fixed if found.where(case) and (found.long or small(case))]
+    for case in fixed[: found.most]:
+        attempt(run, found, case)
     if found.search:
         search(run, found)
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from decoderspec.properties import strategies
 from decoderspec.properties.cases import Array, Case
-from decoderspec.properties.findings import Finding
+from decoderspec.properties.child import Outcome, ask
+from decoderspec.properties.findings import Finding, NotJudged
+from decoderspec.properties.operation import OperationSubject, load_operation
 from decoderspec.properties.subject import Subject, SubjectModel
 from decoderspec.properties.truth import Truth
 from decoderspec.reference.limits import Comparison
@@ -59,9 +61,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     truths: OrderedDict[Case, Truth] = field(default_factory=OrderedDict)
     entry: Entry = field(default_factory=Entry)  # of the property that is running
-    grades: dict[str, str] = field(default_factory=dict)
-    observed: dict[str, float] = field(default_factory=dict)  # stage suffix -> bits
-    seconds_in_subject: float = 0.0
+    only: str = ""  # the name of the operation under test, where it is one
 
     @cached_property
     def fixed(self) -> list[Case]:
@@ -78,16 +78,30 @@ class Run:
     def pool(self) -> tuple[Config, ...]:
         """The few configurations to draw from where a build is dear, as `limits` or the first build tells; else empty."""
         count = self.subject.limits.get("configurations")
-        if count is None and self.first_build_seconds > DEAR_BUILD:
+        if count is None and not self.only and self.build_seconds > DEAR_BUILD:
             count = DEAR_CONFIGURATIONS
         return tuple(dict.fromkeys(case.config for case in self.fixed))[:count] if count else ()
 
     @cached_property
-    def first_build_seconds(self) -> float:
-        """What building the first fixed case cost."""
-        start = time.perf_counter()
+    def build_seconds(self) -> float:
+        """What a build costs: that of the second configuration, since the first also pays for warming up."""
         self.model(self.fixed[0])
+        start = time.perf_counter()
+        self.model(self.fixed[1])
         return time.perf_counter() - start
+
+    @cached_property
+    def operation(self) -> OperationSubject:
+        """The operation under test. Raises `LoadError`."""
+        return load_operation(self.name, self.only, self.subject.recipe)
+
+    @cached_property
+    def outcomes(self) -> list[Outcome]:
+        """What became of every bad input, asked in a child process."""
+        if not self.name:
+            raise NotJudged("bad input is asked in a child process, which needs a name to load the implementation by")
+        self.subject.close()
+        return ask(self.name, precision=self.options.get("precision"), claims=self.options.get("claims"))
 
     def model(self, case: Case) -> SubjectModel:
         """The subject's model of a case."""

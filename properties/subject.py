@@ -216,9 +216,7 @@ def called(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise Finding(f"{text}\n{frames}" if frames else text, details={"raised": type(reason).__name__}) from None
 
 
-def read_subject(
-    implementation: Any, precision: Any = None, claims: Sequence[str] | None = None
-) -> Subject:
+def read_subject(implementation: Any, precision: Any = None, claims: Sequence[str] | None = None) -> Subject:
     """Read the declarations of an implementation; arguments override what it says itself. Raises `DeclarationError`."""
     declared = precision if precision is not None else getattr(implementation, "precision", "float64")
     named = claims if claims is not None else getattr(implementation, "claims", None)

@@ -24,7 +24,9 @@ def test_other_rows_change_leaves_the_row_bits(run: Run, case: Case) -> None:
     for row in range(case.batch):
         changed = other_ids(case, tokens)
         changed[row] = tokens[row]
-        run.same_bits("logits", model.logits(changed)[row], before[row], f"other rows than {row} were changed and it moved")
+        run.same_bits(
+            "logits", model.logits(changed)[row], before[row], f"other rows than {row} were changed and it moved"
+        )
 
 
 @checks("BAT-2", where=lambda case: case.batch > 1)

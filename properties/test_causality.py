@@ -59,4 +59,6 @@ def test_a_shorter_prefix_gives_the_same_rows(run: Run, case: Case) -> None:
     whole = model.logits(tokens)
     for cut in cuts(case)[:3]:
         part = model.logits(tokens[:, :cut])
-        run.judge(f"logits of the prefix of {cut} alone", compare(part, (part - whole[:, :cut]) / np.sqrt(2), unit[:, :cut]))
+        run.judge(
+            f"logits of the prefix of {cut} alone", compare(part, (part - whole[:, :cut]) / np.sqrt(2), unit[:, :cut])
+        )

@@ -62,7 +62,9 @@ def test_gradients_do_not_add_up_over_calls(run: Run, case: Case) -> None:
     for name, value in first.items():
         unit = np.sqrt(np.mean(np.square(truth.deviations[f"gradient.{name}"]), axis=0))
         unit = np.maximum(unit, np.max(unit) / 8)
-        run.judge(f"gradient of {name}, called twice,", compare(second[name], (second[name] - value) / np.sqrt(2), unit))
+        run.judge(
+            f"gradient of {name}, called twice,", compare(second[name], (second[name] - value) / np.sqrt(2), unit)
+        )
 
 
 @checks("WGT-5", needs=["parameters"])

@@ -32,7 +32,7 @@ class Exact:
         values = np.asarray(values, object)
         high = values.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            low = (values - high).astype(np.float64)
+            low = np.asarray(values - high, object).astype(np.float64)
         return cls(high, low)
 
     def error(self, got: Array) -> Array:
@@ -116,16 +116,15 @@ class Truth:
         roles = {"lookup": "lookup", "head": "head"}
         along = {TABLE if name in roles else name: self.direction(name) for name in names}
         role: Any = roles.get(names[0], "both")
-        slope = oracle.derivative(
-            self.case.config, self.parameters, *self.batch, along, digits=DIGITS, role=role
-        )
+        slope = oracle.derivative(self.case.config, self.parameters, *self.batch, along, digits=DIGITS, role=role)
         return Exact.of(slope)
 
     def judge_slope(self, names: tuple[str, ...], gradients: Mapping[str, Array]) -> Comparison:
         """The gradients, projected on their directions, against the true slope."""
         got = sum(float(np.sum(gradients[name] * self.direction(name))) for name in names)
         moved = sum(
-            np.sum((self.deviations[f"gradient.{name}"] * self.direction(name)).reshape(RUNS, -1), axis=1) for name in names
+            np.sum((self.deviations[f"gradient.{name}"] * self.direction(name)).reshape(RUNS, -1), axis=1)
+            for name in names
         )
         return self.slope(names).judge(np.asarray(got), units.unit(np.asarray(moved)))
 

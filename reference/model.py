@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from decoderspec.reference import decoder
@@ -49,7 +50,7 @@ class DecoderModel:
         Raises in the order of `ORDER["from_parameters"]`.
         """
         validation.validate_parameter_layout(config, [(each.name, each.value) for each in parameters])
-        bound = {each.name: validation.validate_real(each.name, each.value) for each in parameters}
+        bound = {each.name: np.asarray(each.value, dtype=np.float64) for each in parameters}
         return cls(validation.validate_config(config), bound)
 
     @classmethod

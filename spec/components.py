@@ -141,13 +141,18 @@ def validate_not_released(released: bool) -> None:
 
 def validate_block_input(config: Config, given: ArrayLike, position_offset: object) -> NDArray[np.float64]:
     """A fresh float64 copy of the input `[B, T, d]`, B = 0 included; the norm's checks come before attention's."""
-    x = _real(given)
+    array = _real(given)
+    # A broadcast view claims any size without holding it, so sizes come before values.
+    if array.size > MAX_SCALARS:
+        raise error("ResourceError.StageTooLarge", stage="input", scalars=array.size, allowed=MAX_SCALARS)
+    if array.ndim == 3:
+        validate_stage_sizes(config, array.shape[0], array.shape[1], BLOCK_STAGES)
+    x = _finite(array)
     with owned_by("DecoderBlockError.AttentionNorm"):
         _validate_rows(config, x)
     validate_energy("attention_norm", x, config.rms_epsilon)
     with owned_by("DecoderBlockError.Attention"):
         _validate_positions(config, x, position_offset)
-    validate_stage_sizes(config, x.shape[0], x.shape[1], BLOCK_STAGES)
     return x
 
 
@@ -156,19 +161,24 @@ def validate_upstream(shape: tuple[int, ...], given: ArrayLike) -> NDArray[np.fl
     upstream = _real(given)
     if upstream.shape != shape:
         raise error("InputError.UpstreamShape", expected=shape, actual=upstream.shape)
-    return upstream
+    return _finite(upstream)
 
 
-def _real(given: ArrayLike) -> NDArray[np.float64]:
+def _real(given: ArrayLike) -> NDArray[Any]:
     try:
         array = np.asarray(given)
     except ValueError:
         raise error("InputError.NotReal", dtype="ragged lists") from None
     if array.dtype.kind not in "fiu":
         raise error("InputError.NotReal", dtype=str(array.dtype))
-    if not np.isfinite(array).all():
+    return array
+
+
+def _finite(array: NDArray[Any]) -> NDArray[np.float64]:
+    copy = np.array(array, dtype=np.float64, order="C")
+    if not np.isfinite(copy).all():
         raise error("InputError.NotFinite")
-    return np.array(array, dtype=np.float64, order="C")
+    return copy
 
 
 def _validate_rows(config: Config, x: NDArray[np.float64]) -> None:

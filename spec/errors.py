@@ -364,6 +364,7 @@ ORDER = {  # operation -> what is checked, first to last, by the code at the end
     "block_forward": (
         "TensorAutodiffError.Released",
         "InputError.NotReal",
+        "ResourceError.StageTooLarge",
         "InputError.NotFinite",
         "RmsNormError.InputRank",
         "RmsNormError.InputWidth",
@@ -372,6 +373,5 @@ ORDER = {  # operation -> what is checked, first to last, by the code at the end
         "MultiHeadAttentionError.EmptyTokens",
         "RopeError.InvalidOffset",
         "RopeError.PositionOutOfRange",
-        "ResourceError.StageTooLarge",
     ),
 }

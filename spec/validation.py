@@ -139,20 +139,21 @@ def validate_value(name: str, shape: tuple[int, ...], value: ArrayLike) -> NDArr
     array = validate_real(name, value)
     if array.shape != shape:
         raise error("ParameterError.Shape", name=name, expected=shape, actual=array.shape)
-    if not np.isfinite(array).all():
+    converted = np.asarray(array, dtype=np.float64)
+    if not np.isfinite(converted).all():
         raise error("ParameterError.NotFinite", name=name)
-    return array
+    return converted
 
 
-def validate_real(name: str, value: ArrayLike) -> NDArray[np.float64]:
-    """Real numbers of any shape as float64; booleans, complex numbers, objects and ragged lists are none."""
+def validate_real(name: str, value: ArrayLike) -> NDArray[Any]:
+    """An array of real numbers, whatever its shape; booleans, complex numbers, objects and ragged lists are none."""
     try:
         array = np.asarray(value)
     except ValueError:
         raise error("ParameterError.Dtype", name=name, dtype="ragged lists") from None
     if array.dtype.kind not in "fiu":
         raise error("ParameterError.Dtype", name=name, dtype=str(array.dtype))
-    return np.asarray(array, dtype=np.float64)
+    return array
 
 
 def validate_parameter_layout(config: Config, parameters: Sequence[tuple[str, ArrayLike]]) -> None:

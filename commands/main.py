@@ -1,0 +1,43 @@
+"""The command `decoderspec`: one sub-command for each thing that people do, each in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from decoderspec import __version__
+
+COMMANDS = {
+    "check": "is an implementation right: a verdict per contract, and what is wrong where",
+    "explain": "which stage is the first that is wrong, and what it behaves like",
+    "golden": "print, rewrite or compare the four documents of the two chapters",
+    "init": "write an adapter with the few lines to fill",
+    "doctor": "what is installed, and what that enables",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sub-command; the exit status is 0 when all is well, 1 when not, 2 when nothing could be said."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="decoderspec",
+        description="Conformance tests for LLaMA-style decoders.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"  {name:8s} {what}" for name, what in COMMANDS.items())
+        + "\n\n`decoderspec COMMAND --help` shows examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"decoderspec {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    chosen = parser.parse_args(given[:1])
+    module = importlib.import_module(f"decoderspec.commands.{chosen.command}")
+    try:
+        status: int = module.run(given[1:])
+    except BrokenPipeError:
+        return 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

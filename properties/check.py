@@ -1,0 +1,109 @@
+"""The main job: run the properties over what is named, and make a report of the records."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoderspec.properties.observed import observed_bits, observed_recipe
+from decoderspec.properties.report import Report
+from decoderspec.properties.run import Run
+from decoderspec.properties.sensitivity import caught
+from decoderspec.properties.session import make_run, operation_run
+from decoderspec.properties.xfails import Xfail
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Collector:
+    """A pytest plugin that keeps the record of every property, and tells the caller as they come."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+        self._progress = progress
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what the plugin attached to a report."""
+        for key, value in report.user_properties:
+            if key == "decoderspec" and isinstance(value, dict):
+                self.records.append(value)
+                self._progress(value)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A module that cannot be collected is a problem of ours."""
+        if report.failed:
+            self.problems.append(str(report.longrepr))
+
+
+def check(
+    name: str,
+    *,
+    operation: str = "",
+    profile: str = "default",
+    seed: int = 0,
+    precision: str | None = None,
+    claims: str | None = None,
+    required: Sequence[str] = (),
+    xfails: Sequence[Xfail] = (),
+    workers: int = 0,
+    pytest_arguments: Sequence[str] = (),
+    progress: Progress = lambda record: None,
+) -> Report:
+    """Check what is named and report. Raises `LoadError` or `DeclarationError` before anything is run."""
+    options: dict[str, Any] = {"profile": profile, "seed": seed, "precision": precision, "claims": claims}
+    run = operation_run(name, operation, **options) if operation else make_run(name, **options)
+    start = time.perf_counter()
+    collector = Collector(progress)
+    given = {"implementation": name, "decoderspec-as": operation}
+    given |= {f"decoderspec-{key}": value for key, value in options.items()}
+    arguments = [f"--{key}={value}" for key, value in given.items() if value not in (None, "")]
+    with contextlib.ExitStack() as stack:
+        if not pytest_arguments:
+            sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(sink))
+        pytest.main([*_base(workers), *arguments, *pytest_arguments], plugins=[collector, Shared(run)])
+    report = Report(run, collector.records, tuple(required), list(xfails))
+    report.extras["problems"] = collector.problems
+    if not operation:
+        report.extras |= _insights(run)
+    report.extras["seconds"] = {"total": round(time.perf_counter() - start, 2)}
+    return report
+
+
+class Shared:
+    """Hands the run that was already made to the plugin, so that truths computed here and there are the same."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Put the run where the fixture looks."""
+        from decoderspec.properties.plugin import RUN
+
+        config.stash[RUN] = self._run
+
+
+def _base(workers: int) -> list[str]:
+    """Arguments that keep the user's own pytest configuration out of it."""
+    here = Path(__file__).parent
+    tests = sorted(str(path) for path in here.glob("test_*.py"))
+    quiet = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(here), "--import-mode=importlib"]
+    return [*tests, *quiet, *(["-n", str(workers)] if workers else [])]
+
+
+def _insights(run: Run) -> dict[str, Any]:
+    """What a run tells beside its verdict; a subject that fails here has failed before."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        found["bits"] = observed_bits(run)
+        found["recipe"] = observed_recipe(found["bits"]) or None
+    with contextlib.suppress(Exception):
+        found["caught"] = caught(run)
+    return found

@@ -1,0 +1,96 @@
+"""What an implementation really computes in: per stage the bits that are right, and the recipe that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from decoderspec.properties.cases import Array, Case
+from decoderspec.properties.run import Run
+from decoderspec.properties.truth import Exact
+from decoderspec.reference import oracle, units
+from decoderspec.reference.limits import Comparison
+from decoderspec.spec.precision import FORMATS, Recipe, recipe
+from decoderspec.spec.stages import suffix
+
+FLOAT64 = FORMATS["float64"].bits
+SLACK = 1.5  # bits that chance and unlucky cases take; formats lie at least three apart
+CANDIDATES = ("float64", "float32", "float16", "bfloat16")  # finest first; tensorfloat32 stores float32
+ROTATED = ("attention.rotated_query", "attention.rotated_key")
+
+
+def bits_right(against_float64: Comparison) -> float:
+    """Effective bits: 53 while the mean error is that of float64, one less for each doubling beyond."""
+    spread = against_float64.spread
+    return 0.0 if math.isinf(spread) else max(0.0, FLOAT64 - max(0.0, math.log2(spread or 1.0)))
+
+
+def stage_bits(run: Run, case: Case) -> dict[str, float]:
+    """Effective bits of each stage that is offered, and of the loss, each on the implementation's own inputs."""
+    truth, model, ideal = run.truth(case), run.model(case), recipe("float64")
+    bits: dict[str, float] = {}
+    if model.has("stages"):
+        given = model.stages(truth.batch[0])
+        expected, unit = truth.stages(given), truth.stage_units(given, ideal)
+        for stage, value in given.items():
+            found = bits_right(expected[stage].judge(value, unit[stage]))
+            bits[suffix(stage)] = min(found, bits.get(suffix(stage), FLOAT64))
+    if model.has("loss"):
+        bits["loss"] = bits_right(own_loss(run, case, ideal))
+    return bits
+
+
+def own_loss(run: Run, case: Case, declared: Recipe) -> Comparison:
+    """The loss, judged on the implementation's own logits."""
+    truth, model = run.truth(case), run.model(case)
+    tokens, targets = truth.batch
+    logits, loss = model.logits(tokens), np.asarray(model.loss(tokens, targets))
+    compute: Callable[[Any], dict[str, Array]] = lambda ops: {"loss": ops.nll("loss", logits, targets)}  # noqa: E731
+    unit = units.unit(units.deviations(compute, declared, case.seed)["loss"])
+    return Exact.of(oracle.loss_of_logits(logits, targets)).judge(loss, unit)
+
+
+def observed_bits(run: Run) -> dict[str, float]:
+    """Effective bits by stage, the least over a few fixed cases; empty when nothing inside is offered."""
+    least: dict[str, float] = {}
+    for case in [c for c in run.fixed[:5] if c.tokens <= 16]:
+        for stage, bits in stage_bits(run, case).items():
+            least[stage] = min(bits, least.get(stage, FLOAT64))
+    return least
+
+
+def observed_recipe(bits: Mapping[str, float]) -> str | dict[str, str]:
+    """The recipe that explains the bits: the finest format for each stage, written as briefly as it goes."""
+    formats = {stage: _finest(value) for stage, value in bits.items()}
+    stages = {stage: form for stage, form in formats.items() if stage not in ("loss", "embedding")}
+    if not stages:
+        return {}
+    results = max(set(stages.values()), key=lambda form: (list(stages.values()).count(form), FORMATS[form].bits))
+    if all(_at_least(form, results) for form in formats.values()):
+        return results
+    found = {"results": results}
+    found |= {stage: form for stage, form in stages.items() if not _at_least(form, results)}
+    return _with_tables(found, stages, formats.get("loss", results), results)
+
+
+def _with_tables(found: dict[str, str], stages: Mapping[str, str], loss: str, results: str) -> dict[str, str]:
+    rotated = [stages[name] for name in ROTATED if name in stages]
+    tables = min(rotated or [stages.get("attention.weights", results)], key=lambda form: FORMATS[form].bits)
+    for name in ROTATED:
+        found.pop(name, None)
+    if not _at_least(tables, results):
+        found["tables"] = tables
+    if not _at_least(loss, results):
+        found["loss"] = loss
+    return found
+
+
+def _finest(bits: float) -> str:
+    return next((name for name in CANDIDATES if bits >= FORMATS[name].bits - SLACK), CANDIDATES[-1])
+
+
+def _at_least(form: str, other: str) -> bool:
+    return FORMATS[form].bits >= FORMATS[other].bits

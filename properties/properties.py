@@ -1,0 +1,19 @@
+"""All properties in the order in which they run."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from decoderspec.properties.plugin import ORDER
+
+
+def all_properties() -> list[Any]:
+    """The test functions, each with its `property`."""
+    tests: list[Any] = []
+    for name in ORDER:
+        module = importlib.import_module(f"decoderspec.properties.{name}")
+        tests += [value for value in vars(module).values() if hasattr(value, "property")]
+    return tests
+
+
+Test = Callable[..., None]

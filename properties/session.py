@@ -1,0 +1,95 @@
+"""Making a run from names and options: for the plugin, for `check`, and for anybody's own test file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from decoderspec.properties.loading import LoadError, attribute, implementation, load
+from decoderspec.properties.run import PROFILES, Run
+from decoderspec.properties.strategies import check_limits
+from decoderspec.properties.subject import read_subject
+
+
+def make_run(name: str, *, profile: str = "default", seed: int = 0, precision: Any = None, claims: Any = None) -> Run:
+    """A run over what is named. Raises `LoadError` or `DeclarationError`."""
+    return run_over(load(name), name, profile=profile, seed=seed, precision=precision, claims=claims)
+
+
+def operation_run(
+    name: str, operation: str, *, profile: str = "default", seed: int = 0, precision: Any = None, claims: Any = None
+) -> Run:
+    """A run over one operation or one block. Raises `LoadError` or `DeclarationError`."""
+    declared = precision or getattr(attribute(name), "precision", "float64")
+    stand_in = SimpleNamespace(name=f"{operation} ({name})", claims=claims)
+    run = run_over(stand_in, name, profile=profile, seed=seed, precision=declared, claims=claims)
+    run.only = operation
+    return run if run.operation else run
+
+
+def run_over(
+    subject: Any, name: str = "", *, profile: str = "default", seed: int = 0, precision: Any = None, claims: Any = None
+) -> Run:
+    """A run over an implementation at hand; `name` lets a child process load it again."""
+    if profile not in PROFILES:
+        raise LoadError(f"there is no profile {profile!r}; allowed: {', '.join(PROFILES)}")
+    read = read_subject(subject, precision, claims)
+    check_limits(read.limits)
+    options = {"precision": precision, "claims": claims}
+    return Run(read, name, PROFILES[profile], seed=seed, options=options)
+
+
+def conformance(subject: Any, **options: Any) -> Callable[..., None]:
+    """One parametrized test, a case per requirement, for somebody's own test file.
+
+    `test_decoder = conformance(MyAdapter())`: every property becomes `test_decoder[VAL-1-..]`. A name
+    (`"package.module:Adapter"`) lets bad input be asked in a child process; an instance of an importable class does too.
+    """
+    import pytest
+
+    from decoderspec.properties.properties import all_properties
+
+    named = isinstance(subject, str)
+    run = (
+        make_run(subject, **options)
+        if named
+        else run_over(implementation(subject, "conformance"), name_of(subject), **options)
+    )
+    tests = all_properties()
+    ids = ["+".join(test.property.requirements) + f"-{test.__name__}" for test in tests]
+
+    @pytest.mark.parametrize("property_test", tests, ids=ids)
+    def test_conformance(property_test: Callable[..., None]) -> None:
+        from decoderspec.properties.findings import Absent, Finding, NotJudged
+        from decoderspec.properties.run import Entry
+
+        run.entry = Entry()
+        try:
+            property_test(run)
+        except (Absent, NotJudged) as reason:
+            pytest.skip(str(reason))
+        except Finding as finding:
+            case = finding.details.get("case")
+            where = f"\nsmallest case: {case.describe()}" if case else ""
+            pytest.fail(f"{finding}{where}", pytrace=False)
+
+    return test_conformance
+
+
+def name_of(subject: Any) -> str:
+    """A name under which a child process finds the same implementation; empty when there is none."""
+    found = subject if hasattr(subject, "__qualname__") else type(subject)
+    module, qualified = found.__module__, found.__qualname__
+    if "<" in qualified or module == "__main__":
+        return ""
+    path = getattr(__import__(module, fromlist=["_"]), "__file__", "") or ""
+    return f"{os.path.abspath(path)}:{qualified}" if path else f"{module}:{qualified}"
+
+
+def names(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """A comma-separated word or a sequence as a tuple."""
+    if value is None:
+        return ()
+    return tuple(part.strip() for part in (value.split(",") if isinstance(value, str) else value) if part.strip())
