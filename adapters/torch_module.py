@@ -85,6 +85,8 @@ class TorchModel:
         weight, value = self.module.get_parameter(name), torch.as_tensor(value)
         if weight.shape != value.shape:  # `copy_` would broadcast
             raise ValueError(f"{name} must have shape {tuple(weight.shape)}, got {tuple(value.shape)}")
+        if not value.is_floating_point():  # `copy_` would convert
+            raise ValueError(f"{name} must hold real numbers, got {value.dtype}")
         with torch.no_grad():
             weight.copy_(value)
 

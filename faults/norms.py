@@ -246,9 +246,9 @@ FAULTS = (
     ),
     every_norm(
         name="norm-statistics-in-bfloat16",
-        sentence="squares are summed in the storage format instead of float32",
+        sentence="squares are summed in bfloat16 under a mixed-precision cast",
         source="InternLM/lmdeploy PR 2842; huggingface/transformers #33133, #30236",
-        precision="bfloat16",
+        precision="float32",
         operations=swap(rms_norm=_bfloat16_sum),
     ),
     second_norm(
@@ -305,6 +305,11 @@ FAULTS = (
         name="final-norm-without-gain",
         sentence="the last norm has no gain",
         operations=at("final_norm", swap(rms_norm=lambda x, gain, epsilon: x * inverse_root(x, epsilon))),
+    ),
+    last_norm(
+        name="final-norm-gain-twice",
+        sentence="the last gain was folded into the head's input and is applied by the norm as well",
+        operations=at("final_norm", swap(rms_norm=lambda x, gain, epsilon: rms_norm(x, gain * gain, epsilon))),
     ),
     last_norm(
         name="final-norm-epsilon-always-1e-5",

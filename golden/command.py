@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from decoderspec.golden import documents
+from decoderspec.golden import documents, values
 from decoderspec.golden.compare import compare
 
 USAGE = """\
@@ -13,6 +13,7 @@ usage: decoderspec golden report|trace block|model            print a document
        decoderspec golden compare report|trace block|model    compare standard input with it
        decoderspec golden check                               compare what is kept with a fresh run
        decoderspec golden rewrite                             keep what a fresh run gives
+       decoderspec golden values                              compute and keep the golden values (a minute)
 """
 SAME, DIFFERS, UNUSABLE = 0, 1, 2
 
@@ -24,6 +25,9 @@ def run(arguments: list[str], stdin: Any, stdout: TextIO, stderr: TextIO | None 
             return _check(stdout)
         case ["rewrite"]:
             return _rewrite(stdout)
+        case ["values"]:
+            stdout.write(f"{values.rewrite().name}\n")
+            return SAME
         case ["compare", kind, subject] if (kind, subject) in documents.DOCUMENTS:
             return _compare(kind, subject, _read(stdin), stdout)
         case [kind, subject] if (kind, subject) in documents.DOCUMENTS:

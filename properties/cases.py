@@ -1,4 +1,4 @@
-"""Cases: a configuration, parameters, tokens and targets, made from a few small numbers so that Hypothesis can shrink them.
+"""Cases: a configuration, parameters, tokens and targets, from a few small numbers that Hypothesis can shrink.
 
 A case is drawn in terms of sizes, styles and a seed, never one float at a time; its arrays follow from it.
 """
@@ -83,7 +83,7 @@ def _draw(name: str, shape: tuple[int, ...], case: Case, rng: np.random.Generato
         return _gain(shape[0], rng)
     if name == TABLE:
         return rng.normal(size=shape) * (0.02 if case.style == "small" else 1.0)
-    return rng.normal(size=shape) * (1.3 / np.sqrt(shape[0]))
+    return np.asarray(rng.normal(size=shape) * (1.3 / np.sqrt(shape[0])))
 
 
 def _gain(width: int, rng: np.random.Generator) -> Array:
@@ -148,7 +148,8 @@ def round_to(value: Array, form: Format) -> Array:
     if form.bits == 53:
         return value
     mantissa, exponent = np.frexp(value)
-    return np.ldexp(np.rint(np.ldexp(mantissa, form.bits)), exponent - form.bits)
+    rounded: Array = np.ldexp(np.rint(np.ldexp(mantissa, form.bits)), exponent - form.bits)
+    return rounded
 
 
 def _config(v: int, h: int, w: int, f: int, n: int, t: int, base: float, epsilon: float) -> Config:

@@ -1,4 +1,4 @@
-"""Finding what is under test by its name: `package.module:attribute`, `path/to/file.py:attribute`, or a plain function."""
+"""Finding what is under test by its name: `package.module:attribute` or `path/to/file.py:attribute`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FunctionModel:
 
 
 class FunctionImplementation:
-    """A plain function `(config, parameters, tokens) -> logits` as an implementation; its attributes are declarations."""
+    """A plain function `(config, parameters, tokens) -> logits`; its attributes are its declarations."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function

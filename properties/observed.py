@@ -1,4 +1,4 @@
-"""What an implementation really computes in: per stage the bits that are right, and the recipe that follows from them."""
+"""What an implementation really computes in: per stage the bits that are right, and the recipe that follows."""
 
 from __future__ import annotations
 

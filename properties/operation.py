@@ -18,7 +18,7 @@ from decoderspec.properties.truth import DIGITS, Exact
 from decoderspec.reference import decoder, oracle, units
 from decoderspec.reference.limits import Comparison
 from decoderspec.reference.noise import RUNS
-from decoderspec.reference.operations import Operations
+from decoderspec.reference.operations import OPERATIONS, Operations
 from decoderspec.reference.tape import Tape, accumulate
 from decoderspec.spec.arrays import ArrayError, to_numpy
 from decoderspec.spec.config import Config
@@ -33,7 +33,7 @@ def _hidden(case: Case, rng: np.random.Generator, width: int) -> Array:
     x = rng.normal(size=(case.batch, case.tokens, width)) * scale
     if case.style == "spiky":
         x[..., rng.integers(width)] *= 100.0
-    return x
+    return np.asarray(x)
 
 
 def _heads(case: Case, rng: np.random.Generator) -> Array:
@@ -48,7 +48,7 @@ def _gain(case: Case, rng: np.random.Generator) -> Array:
 
 def _weight(case: Case, rng: np.random.Generator) -> Array:
     shape = (case.config.model_width, case.config.feed_forward_width)
-    return rng.normal(size=shape) / np.sqrt(shape[0])
+    return np.asarray(rng.normal(size=shape) / np.sqrt(shape[0]))
 
 
 def _table(case: Case, rng: np.random.Generator) -> Array:
@@ -197,7 +197,7 @@ class OperationCase:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the output."""
-        return np.shape(self.compute(decoder.OPERATIONS, self.inputs))
+        return tuple(np.asarray(self.compute(OPERATIONS, self.inputs)).shape)
 
     def compute(self, operations: Operations, inputs: Inputs) -> Array:
         """The reference's composition."""

@@ -1,4 +1,4 @@
-"""Turning a property into a test: fixed awkward cases first, then a search by Hypothesis that shrinks within a time limit."""
+"""Turning a property into a test: fixed awkward cases first, then a search by Hypothesis, shrunk within a time limit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
             decoderspec_run.entry.seconds = time.perf_counter() - start
 
     functools.update_wrapper(test, found.check)
-    del test.__wrapped__  # pytest would ask for the arguments of the property itself
+    del test.__dict__["__wrapped__"]  # pytest would ask for the arguments of the property itself
     test.__dict__["property"] = found
     return test
 
@@ -112,7 +112,7 @@ def attempt(run: Run, found: Property, case: Case) -> None:
 
 
 def search(run: Run, found: Property) -> None:
-    """Random examples. All properties draw the same ones, since they share seed and strategy, so truth is shared too."""
+    """Random examples: the same for all properties, which share seed and strategy, so that truth is shared too."""
     start = time.perf_counter()
     failed: dict[str, Any] = {}
 

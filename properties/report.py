@@ -1,4 +1,4 @@
-"""From records to a report: statuses of requirements, verdicts of contracts, and the JSON document (a public format)."""
+"""From records to a report: statuses of requirements, verdicts of contracts, and the JSON document."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Report:
     extras: dict[str, Any] = field(default_factory=dict)  # observed, caught, grades, findings
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """One row per requirement of the text, in its order."""
-        return {name: self._row(name) for name in requirements()}
+        """One row per requirement of the text that such a subject can meet, in its order."""
+        alone = bool(self.run.only)
+        return {name: self._row(name) for name in requirements() if name.startswith("OPN") == alone}
 
     def _row(self, name: str) -> dict[str, Any]:
         mine = [record for record in self.records if name in record["requirements"]]

@@ -76,7 +76,7 @@ class Run:
 
     @cached_property
     def pool(self) -> tuple[Config, ...]:
-        """The few configurations to draw from where a build is dear, as `limits` or the first build tells; else empty."""
+        """The few configurations to draw from where a build is dear, as `limits` or a build tells; else empty."""
         count = self.subject.limits.get("configurations")
         if count is None and not self.only and self.build_seconds > DEAR_BUILD:
             count = DEAR_CONFIGURATIONS

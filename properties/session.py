@@ -26,7 +26,8 @@ def operation_run(
     stand_in = SimpleNamespace(name=f"{operation} ({name})", claims=claims)
     run = run_over(stand_in, name, profile=profile, seed=seed, precision=declared, claims=claims)
     run.only = operation
-    return run if run.operation else run
+    _ = run.operation  # raises for what cannot be loaded
+    return run
 
 
 def run_over(
@@ -44,7 +45,7 @@ def run_over(
 def conformance(subject: Any, **options: Any) -> Callable[..., None]:
     """One parametrized test, a case per requirement, for somebody's own test file.
 
-    `test_decoder = conformance(MyAdapter())`: every property becomes `test_decoder[VAL-1-..]`. A name
+    `test_decoder = conformance(MyAdapter())`: each property becomes `test_decoder[VAL-1-..]`. A name
     (`"package.module:Adapter"`) lets bad input be asked in a child process; an instance of an importable class does too.
     """
     import pytest
@@ -75,7 +76,8 @@ def conformance(subject: Any, **options: Any) -> Callable[..., None]:
             where = f"\nsmallest case: {case.describe()}" if case else ""
             pytest.fail(f"{finding}{where}", pytrace=False)
 
-    return test_conformance
+    made: Callable[..., None] = test_conformance
+    return made
 
 
 def name_of(subject: Any) -> str:

@@ -15,7 +15,7 @@ def several(case: Case) -> bool:
 
 
 def cuts(case: Case) -> list[int]:
-    """Positions from which on the tokens are changed: the second, the last, some between, some inside blocks of keys."""
+    """Positions from which on tokens are changed: the second, the last, some between, some inside blocks of keys."""
     rng = np.random.default_rng((case.seed, 2))
     inside = [cut for cut in (5, 12, 40, 90, 200) if cut < case.tokens]
     return sorted({1, case.tokens - 1, *inside, *rng.integers(1, case.tokens, 2).tolist()})

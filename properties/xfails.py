@@ -43,7 +43,7 @@ def read_xfails(path: Path) -> list[Xfail]:
 
 
 def _entry(path: Path, entry: Any) -> Xfail:
-    allowed = {"requirement": str, "reason": str, "link": str, "at_most": (int, float)}
+    allowed: dict[str, Any] = {"requirement": str, "reason": str, "link": str, "at_most": (int, float)}
     if not isinstance(entry, Mapping) or not {"requirement", "reason"} <= set(entry) <= set(allowed):
         raise XfailError(f"{path}: an entry has requirement and reason, and may have link and at_most; got {entry!r}")
     for key, value in entry.items():

@@ -102,7 +102,7 @@ class DecoderBlock:
         components.validate_block_widths(attention.model_width, widths)
         block = cls(attention_norm, attention, feed_forward_norm, feed_forward)
         with owned_by("DecoderBlockError.Initialization"):
-            components.validate_distinct(name for part in block.parts for name in part.parameters)
+            components.validate_distinct(named for part in block.parts for named in part.parameters.items())
         return block
 
     @property

@@ -48,7 +48,7 @@ class Comparison:
 
 
 def compare(got: Array, error: Array, unit: Array) -> Comparison:
-    """Judge `error = got - truth` by the noise units, all of one shape. A value that is not finite is infinitely wrong."""
+    """Judge `error = got - truth` by the noise units, all of one shape; what is not finite is infinitely wrong."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(error == 0, 0.0, np.abs(error) / unit)
         ratio = np.where(np.isnan(ratio) | ~np.isfinite(got), np.inf, ratio)
@@ -57,9 +57,16 @@ def compare(got: Array, error: Array, unit: Array) -> Comparison:
         return Comparison(0.0, worst_allowed(1), 0.0, spread_allowed(1), (), 0.0, 0.0, 0.0, 0)
     index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
     rows = ratio.size // (ratio.shape[-1] if ratio.ndim else 1)
-    values = (float(array[index]) for array in (got, error, np.broadcast_to(unit, ratio.shape)))
     return Comparison(
-        float(ratio[index]), worst_allowed(ratio.size), spread, spread_allowed(rows), index, *values, ratio.size
+        worst=float(ratio[index]),
+        allowed=worst_allowed(ratio.size),
+        spread=spread,
+        spread_allowed=spread_allowed(rows),
+        index=index,
+        got=float(got[index]),
+        error=float(error[index]),
+        unit=float(np.broadcast_to(unit, ratio.shape)[index]),
+        count=ratio.size,
     )
 
 
@@ -88,7 +95,7 @@ def student_tail(t: float, freedom: int) -> float:
         n += 1
         term *= c * (n - 0.5) / n * (a + n - 1) / (a + n)
     beta = math.gamma(a) * math.gamma(0.5) / math.gamma(a + 0.5)
-    return c**a * total / beta
+    return float(c**a * total / beta)
 
 
 def spread_allowed(rows: int) -> float:

@@ -19,7 +19,7 @@ from decoderspec.reference.parts import Embedding, NamedParameter, RmsNorm, refu
 from decoderspec.reference.splitmix64 import SplitMix64, initialize
 from decoderspec.spec import components, validation
 from decoderspec.spec.config import Config
-from decoderspec.spec.errors import SpecError
+from decoderspec.spec.errors import SpecError, owned_by
 from decoderspec.spec.parameters import parameter_count
 from decoderspec.spec.stages import stage_names
 
@@ -51,6 +51,8 @@ class DecoderModel:
         """
         validation.validate_parameter_layout(config, [(each.name, each.value) for each in parameters])
         bound = {each.name: np.asarray(each.value, dtype=np.float64) for each in parameters}
+        with owned_by("DecoderModelError.Initialization"):
+            components.validate_distinct(bound.items())
         return cls(validation.validate_config(config), bound)
 
     @classmethod
@@ -62,15 +64,15 @@ class DecoderModel:
         Raises in the order of `ORDER["from_parts"]`.
         """
         config = validation.validate_config(config)
-        components.validate_model_parts(
-            config, embedding.table.shape, [(b.config, b.feed_forward_norm.epsilon) for b in blocks],
-            (final_norm.feature_width, final_norm.epsilon),
-        )  # fmt: skip
-        parameters = [
-            part.parameters.items() for part in (embedding, *(p for b in blocks for p in b.parts), final_norm)
-        ]
-        listed = [named for items in parameters for named in items]
+        components.validate_model_table(config, embedding.table.shape, len(blocks))
+        for layer, block in enumerate(blocks):
+            components.validate_model_block(config, layer, block.config, block.feed_forward_norm.epsilon)
+        components.validate_model_norm(config, final_norm.feature_width, final_norm.epsilon)
+        parts = [embedding, *(part for block in blocks for part in block.parts), final_norm]
+        listed = [named for part in parts for named in part.parameters.items()]
         validation.validate_parameter_names(config, [name for name, _ in listed])
+        with owned_by("DecoderModelError.Initialization"):
+            components.validate_distinct(listed)
         return cls(config, dict(listed))
 
     def parameters(self) -> dict[str, Array]:

@@ -31,6 +31,7 @@ class Operation:
     vjp: Callable[..., Gradients]
 
     def __call__(self, stage: str, *inputs: Any) -> Array:
+        """The forward."""
         return self.perform(stage, *inputs)
 
 
@@ -77,7 +78,7 @@ def embed_vjp(dx: Array, _x: Array, table: Array, tokens: Array) -> Gradients:
     """Every use of a row adds to it, so repeated ids accumulate."""
     runs = dx.shape[:-3]
     dtable = np.zeros((*runs, *table.shape[-2:]), dtype=dx.dtype)
-    np.add.at(dtable, (..., tokens, slice(None)), dx)
+    np.add.at(dtable, (..., tokens, slice(None)), dx)  # type: ignore[arg-type]  # NumPy takes an ellipsis here
     return dtable, None
 
 
@@ -274,7 +275,7 @@ def nll(logits: Array, targets: Array) -> Array:
     shifted = logits - top
     picked = np.take_along_axis(shifted, _aligned(logits, targets), axis=-1)[..., 0]
     losses = np.log(np.sum(np.exp(shifted), axis=-1)) - picked
-    return np.mean(losses, axis=(-2, -1))
+    return np.asarray(np.mean(losses, axis=(-2, -1)))
 
 
 def _aligned(logits: Array, targets: Array) -> Array:

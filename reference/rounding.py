@@ -1,4 +1,4 @@
-"""The roundings of each operation: for each forward and each pullback, an error for every value that a right formulation rounds.
+"""The roundings of each operation: an error for every value that a right formulation of it, or of its pullback, rounds.
 
 Where right formulations round differently the larger error is taken: the norm's root directly or through a logarithm,
 the softmax pullback's row sum as `sum(p dp)` or as `do . o`, the loss as `lse - logit` or as `-log p`.

@@ -5,7 +5,7 @@ Like `spec.validation` for the model: no computing, only refusals, in the order 
 
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,13 +120,19 @@ def validate_block_widths(model_width: int, component_widths: dict[str, int]) ->
             )
 
 
-def validate_distinct(names: Iterable[str]) -> None:
-    """No parameter name is used twice."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
+def validate_distinct(parameters: Iterable[tuple[str, NDArray[np.float64]]]) -> None:
+    """No name is used twice, and no memory: two parameters on one array would share their updates and gradients."""
+    listed = list(parameters)
+    names: set[str] = set()
+    for name, _ in listed:
+        if name in names:
             raise error("InitializationError.DuplicateName", name=name)
-        seen.add(name)
+        names.add(name)
+    owners: dict[int, str] = {}
+    for name, value in listed:
+        other = owners.setdefault(value.__array_interface__["data"][0], name)
+        if other != name:
+            raise error("InitializationError.SharedArray", name=name, other=other)
 
 
 # --- Block input ---
@@ -223,25 +229,26 @@ def _owned_by_norm(stage: str, cause: SpecError) -> SpecError:
 # --- Model from parts ---
 
 
-def validate_model_parts(
-    config: Config,
-    table: tuple[int, ...],
-    blocks: Sequence[tuple[DecoderBlockConfig, float]],
-    final_norm: tuple[int, float],
-) -> None:
-    """Components agree with the configuration: a table `[V, d]`, blocks (the second norm's epsilon beside), a norm."""
-    width, epsilon = final_norm
+def validate_model_table(config: Config, table: tuple[int, ...], blocks: int) -> None:
+    """The table is `[V, d]`, and there are N blocks."""
     _expect("EmbeddingVocabularyMismatch", config.vocabulary_size, table[0])
     _expect("EmbeddingWidthMismatch", config.model_width, table[1])
-    _expect("LayerCountMismatch", config.layers, len(blocks))
-    for layer, (block, feed_forward_epsilon) in enumerate(blocks):
-        _expect("BlockModelWidthMismatch", config.model_width, block.model_width, layer=layer)
-        _expect("BlockHeadCountMismatch", config.heads, block.heads, layer=layer)
-        _expect("BlockFeedForwardWidthMismatch", config.feed_forward_width, block.feed_forward_width, layer=layer)
-        _expect("BlockPositionCapacityMismatch", config.max_positions, block.max_positions, layer=layer)
-        _expect("BlockRopeBaseMismatch", config.rope_base, block.rope_base, layer=layer)
-        for norm, actual in (("attention", block.rms_epsilon), ("feed-forward", feed_forward_epsilon)):
-            _expect("BlockRmsEpsilonMismatch", config.rms_epsilon, actual, layer=layer, norm=norm)
+    _expect("LayerCountMismatch", config.layers, blocks)
+
+
+def validate_model_block(config: Config, layer: int, block: DecoderBlockConfig, feed_forward_epsilon: float) -> None:
+    """A block agrees with the model in every size and constant; its second norm has an epsilon of its own."""
+    _expect("BlockModelWidthMismatch", config.model_width, block.model_width, layer=layer)
+    _expect("BlockHeadCountMismatch", config.heads, block.heads, layer=layer)
+    _expect("BlockFeedForwardWidthMismatch", config.feed_forward_width, block.feed_forward_width, layer=layer)
+    _expect("BlockPositionCapacityMismatch", config.max_positions, block.max_positions, layer=layer)
+    _expect("BlockRopeBaseMismatch", config.rope_base, block.rope_base, layer=layer)
+    for norm, actual in (("attention", block.rms_epsilon), ("feed-forward", feed_forward_epsilon)):
+        _expect("BlockRmsEpsilonMismatch", config.rms_epsilon, actual, layer=layer, norm=norm)
+
+
+def validate_model_norm(config: Config, width: int, epsilon: float) -> None:
+    """The final norm has the model's width and epsilon."""
     _expect("FinalNormWidthMismatch", config.model_width, width)
     _expect("FinalNormEpsilonMismatch", config.rms_epsilon, epsilon)
 

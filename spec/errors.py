@@ -235,7 +235,11 @@ _COMPONENTS = {
         ("Parameter", OF_ITS_CAUSE, "{source}"),
     ),
     **_family("ResidualError", ("ShapeMismatch", "component", "cannot add {branch} to {stream}")),
-    **_family("InitializationError", ("DuplicateName", "component", 'parameter name "{name}" is used twice')),
+    **_family(
+        "InitializationError",
+        ("DuplicateName", "component", 'parameter name "{name}" is used twice'),
+        ("SharedArray", "component", "{name} and {other} are the same array"),
+    ),
     **_family("TensorAutodiffError", ("Released", "component", "the record has been pulled back already")),
 }
 
@@ -285,7 +289,6 @@ ERRORS = {**_MODEL, **_BLOCK, **_COMPONENTS, **_PYTHON}
 UNREACHABLE = {  # code -> why no Python input provokes it; nothing is built for these
     "DecoderModelError.ParameterAllocationFailed": "LayerAllocationFailed comes first, and Python does not overflow",
     "DecoderModelError.TargetAllocationFailed": "the targets arrive as an array, which holds its memory already",
-    "DecoderModelError.Initialization": "names are compared with the canonical ones first, so none is used twice",
     "DecoderModelError.TokenCountMismatch": "an array carries its own shape",
     "DecoderModelError.Autodiff": "the tape of a model is made and consumed inside one call",
     "DecoderBlockError.AttentionResidual": "the widths of all components and of the input have been compared",
@@ -328,6 +331,7 @@ ORDER = {  # operation -> what is checked, first to last, by the code at the end
         "DecoderModelError.ParameterCountMismatch",
         "DecoderModelError.ParameterNameMismatch",
         *_VALUES,
+        "InitializationError.SharedArray",
     ),
     "from_parts": (
         *_CONFIGURATION,
@@ -343,6 +347,7 @@ ORDER = {  # operation -> what is checked, first to last, by the code at the end
         "DecoderModelError.FinalNormWidthMismatch",
         "DecoderModelError.FinalNormEpsilonMismatch",
         "DecoderModelError.ParameterNameMismatch",
+        "InitializationError.SharedArray",
     ),
     "forward": (*_TOKENS, *_IDS),
     "loss": (*_TOKENS, *_TARGETS, *_IDS),
@@ -360,7 +365,11 @@ ORDER = {  # operation -> what is checked, first to last, by the code at the end
         "SwiGluError.ZeroHiddenWidth",
         "DecoderModelError.LayerAllocationFailed",
     ),
-    "block_from_parts": ("DecoderBlockError.ComponentWidthMismatch", "InitializationError.DuplicateName"),
+    "block_from_parts": (
+        "DecoderBlockError.ComponentWidthMismatch",
+        "InitializationError.DuplicateName",
+        "InitializationError.SharedArray",
+    ),
     "block_forward": (
         "TensorAutodiffError.Released",
         "InputError.NotReal",

@@ -1,4 +1,4 @@
-"""Number formats and precision recipes: what an implementation declares about the rounding that it does (section 8 of the text).
+"""Number formats and precision recipes: what an implementation declares about its rounding (section 8 of the text).
 
 A recipe is a word or a mapping. The keys of a mapping are the general ones below or the suffix of a stage, the
 values are formats. What is not given follows from what is:

@@ -1,4 +1,4 @@
-"""What is under test: the protocol an implementation speaks, its optional capabilities, and what it may declare (section 7 of the text)."""
+"""What is under test: the protocol an implementation speaks, and its optional capabilities."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

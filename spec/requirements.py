@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_REQUIREMENT = re.compile(r"^\*\*([A-Z]{3}-\d+)\*\* \((\w+)\) (.*?)\n\*Why:\* (.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+_REQUIREMENT = re.compile(
+    r"^\*\*([A-Z]{3}-\d+)\*\* \((\w+)\) (.*?)\n\*Why:\* (.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Names and shapes of the stages, in forward order (section 3 of the text). A stage is what one step of the decoder puts out."""
+"""Names and shapes of the stages, in forward order (section 3 of the text): what each step of the decoder puts out."""
 
 from decoderspec.spec.config import Config
 

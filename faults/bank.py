@@ -1,0 +1,40 @@
+"""The bank: every fault, by family."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from decoderspec.faults import attention, embedding, feed_forward, head, heads, norms, residual, rotary
+from decoderspec.faults.fault import Fault, FaultyReference
+
+BANK: tuple[Fault, ...] = (
+    *embedding.FAULTS,
+    *norms.FAULTS,
+    *heads.FAULTS,
+    *rotary.FAULTS,
+    *attention.FAULTS,
+    *residual.FAULTS,
+    *feed_forward.FAULTS,
+    *head.FAULTS,
+)
+
+
+@cache
+def _names() -> dict[str, Fault]:
+    return {fault.name: fault for fault in BANK}
+
+
+def by_name(name: str) -> Fault:
+    """The fault of that name. Raises `KeyError` that lists what resembles it."""
+    if name not in _names():
+        near = [known for known in _names() if set(name.split("-")) & set(known.split("-"))]
+        raise KeyError(f"there is no fault {name!r}; near it: {', '.join(near) or 'nothing'}")
+    return _names()[name]
+
+
+def __getattr__(name: str) -> Any:
+    """`decoderspec.faults.bank:NAME` names the implementation with that fault."""
+    if name in _names():
+        return FaultyReference(_names()[name])
+    raise AttributeError(name)

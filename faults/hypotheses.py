@@ -1,0 +1,263 @@
+"""Faults as hypotheses: the reference with a fault, compared with what an implementation gave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from decoderspec.faults.case import Case
+from decoderspec.faults.fault import Fault, Substitution, in_turn, unchanged
+from decoderspec.reference import units
+from decoderspec.reference.decoder import decoder as right_decoder
+from decoderspec.reference.limits import Comparison, compare
+from decoderspec.reference.noise import RUNS, Noise, Place, injection_scale
+from decoderspec.reference.operations import OPERATIONS, Array, Operation, Operations
+from decoderspec.reference.rounding import noisy, softmax
+from decoderspec.spec.stages import stage_names, suffix
+
+__all__ = ["Case", "Cause", "Found", "of_forward", "ranked"]
+
+CLOSEST = 6  # hypotheses whose own noise is computed: about 5 ms each
+CHECKED_PAIRS = 3000
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A hypothesis, and how well it reproduces what was given."""
+
+    fault: str
+    stage: str
+    noise: float
+    allowed: float
+    reproduces: bool
+    sentence: str
+    source: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "fault": self.fault, "stage": self.stage, "noise": self.noise, "allowed": self.allowed,
+            "sentence": self.sentence, "source": self.source,
+        }  # fmt: skip
+
+
+Found = tuple[tuple[Cause, ...], Cause | None, int]  # causes, the next hypothesis, how many were tried
+Values = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One fault, or two, with a way to compute what would be seen."""
+
+    faults: tuple[Fault, ...]
+    place: str  # what it predicts, to know it again on the same case; empty where that depends on what was given
+    values: Callable[[Substitution], Values]  # under a substitution on top of the fault's own: noise, or nothing
+
+    @property
+    def name(self) -> str:
+        """The names of its faults."""
+        return " and ".join(fault.name for fault in self.faults)
+
+    def cause(self, comparison: Comparison) -> Cause:
+        """What a comparison says of it."""
+        first = self.faults[0]
+        return Cause(
+            self.name, first.stage, comparison.worst, comparison.allowed, comparison.conforms,
+            "; ".join(fault.sentence for fault in self.faults), "; ".join(f.source for f in self.faults if f.source),
+        )  # fmt: skip
+
+
+def of_forward(
+    case: Case, given: Mapping[str, Array], first: str, after: str | None, bank: Sequence[Fault], pairs: bool
+) -> Found:
+    """Forward faults against the first wrong stage, computed from the stages given before it, and the logits."""
+    names = stage_names(case.config.layers)
+    before = {name: given[name] for name in names[: names.index(first)] if name in given}
+    seen = {name: given[name] for name in (first, "logits") if name in given}
+    forward = [fault for fault in bank if fault.level == "forward"]
+    window = names[names.index(after) + 1 if after else 0 : names.index(first) + 1]
+    allowed = {suffix(name) for name in window}
+    place = "" if before else "logits"
+    single = [Hypothesis((f,), place, _forward_values(case, f, before, first)) for f in forward]
+    found = ranked(case, single, seen, allowed if before else None)
+    if before and "logits" in given:
+        found = _by_logits(case, found, given["logits"], forward)
+    if pairs and not found[0]:
+        both = (_pair(a, b) for a, b in combinations(forward, 2))
+        two = [Hypothesis(pair, place, _forward_values(case, fault, before, first)) for pair, fault in _valid(both)]
+        found = ranked(case, two[:CHECKED_PAIRS], seen, None)
+    return found
+
+
+def _by_logits(case: Case, found: Found, logits: Array, forward: Sequence[Fault]) -> Found:
+    """Causes of the same local result: first those that also lead to the logits that were given."""
+    whole = {f.name: Hypothesis((f,), "logits", _forward_values(case, f, {}, "logits")) for f in forward}
+    gaps = {cause.fault: distance(case, whole[cause.fault], {"logits": logits}) for cause in found[0]}
+    near = min(gaps.values(), default=0.0)
+    ordered = sorted(found[0], key=lambda cause: gaps[cause.fault] > 1e3 * near + 1e-9)
+    return tuple(ordered), found[1], found[2]
+
+
+def _forward_values(case: Case, fault: Fault, before: Mapping[str, Array], first: str) -> Callable[[Substitution], Values]:
+    """The stage `first` from the values before it, or the logits from the tokens on."""
+
+    def values(over: Substitution) -> Values:
+        changed = over(fault.operations(OPERATIONS))
+        if not before:
+            return {"logits": fault.decoder(changed, case.config, case.parameters, case.tokens)}
+        try:
+            fault.decoder(_anchored(changed, before, first), case.config, case.parameters, case.tokens)
+        except _Reached as reached:
+            return {first: reached.value}
+        return {}
+
+    return values
+
+
+class _Reached(Exception):
+    """The stage that was wanted has been computed; what comes after it is not needed."""
+
+    def __init__(self, value: Array) -> None:
+        super().__init__()
+        self.value = value
+
+
+def _anchored(operations: Operations, before: Mapping[str, Array], first: str) -> Operations:
+    """The same operations, going on from the given values, and raising `_Reached` at one stage."""
+
+    def wrap(operation: Operation) -> Operation:
+        def perform(stage: str, *inputs: Any) -> Array:
+            output = operation(stage, *inputs)
+            if stage == first:
+                raise _Reached(output)
+            return before.get(stage, output)
+
+        return replace(operation, perform=perform)
+
+    return operations.each(wrap)
+
+
+def _pair(a: Fault, b: Fault) -> tuple[tuple[Fault, Fault], Fault | None]:
+    """Two faults at once, where at most one of them is another composition."""
+    composed = [fault.decoder for fault in (a, b) if fault.decoder is not right_decoder]
+    if len(composed) > 1 or a.stage == b.stage:
+        return (a, b), None
+    decoder = composed[0] if composed else right_decoder
+    return (a, b), replace(a, decoder=decoder, operations=in_turn(a.operations, b.operations))
+
+
+def _valid(pairs: Iterable[tuple[tuple[Fault, Fault], Fault | None]]) -> Iterable[tuple[tuple[Fault, Fault], Fault]]:
+    return ((pair, fault) for pair, fault in pairs if fault is not None)
+
+
+# --- Ranking ---
+
+
+def ranked(
+    case: Case, tried: Sequence[Hypothesis], seen: Mapping[str, Array], stages: set[str] | None
+) -> Found:
+    """Hypotheses by how near they come: the nearest few are judged by the noise of their own computation."""
+    near = sorted(((distance(case, each, seen), i) for i, each in enumerate(tried)), key=lambda pair: pair[0])
+    judged = [_judged(case, tried[i], seen) for gap, i in near[:CLOSEST] if np.isfinite(gap)]
+    while judged and judged[-1].reproduces and len(judged) < len(near):  # a large group of the same function
+        gap, i = near[len(judged)]
+        judged.append(_judged(case, tried[i], seen))
+    within = sorted((c for c in judged if c.reproduces), key=lambda c: (not _fits(c, tried, stages), c.noise))
+    beyond = sorted((c for c in judged if not c.reproduces), key=lambda c: c.noise)
+    return tuple(within), (beyond[0] if beyond else None), len(tried)
+
+
+def _fits(cause: Cause, tried: Sequence[Hypothesis], stages: set[str] | None) -> bool:
+    """Whether a cause starts in one of the stages where the fault must lie."""
+    faults = next(each.faults for each in tried if each.name == cause.fault)
+    return stages is None or any(stage in stages for f in faults for stage in (f.stage, *f.also))
+
+
+def computed(case: Case, hypothesis: Hypothesis) -> Values:
+    """What the hypothesis predicts; nothing where it cannot be computed on this case."""
+    key = (hypothesis.name, hypothesis.place)
+    if not hypothesis.place or key not in case.predicted:
+        case.predicted[key] = _attempted(hypothesis, unchanged) or {}
+    return case.predicted[key]
+
+
+def _attempted(hypothesis: Hypothesis, over: Substitution) -> Values | None:
+    try:
+        with np.errstate(all="ignore"):
+            return hypothesis.values(over)
+    except (ValueError, IndexError, ZeroDivisionError):  # a wrong shape somewhere inside
+        return None
+
+
+def distance(case: Case, hypothesis: Hypothesis, seen: Mapping[str, Array]) -> float:
+    """Root mean square difference over what was seen, relative to it; infinite where shapes differ."""
+    values = computed(case, hypothesis)
+    common = [(values[name], seen[name]) for name in values if name in seen]
+    if not common or any(a.shape != b.shape for a, b in common):
+        return np.inf
+    return max(_relative(error(got, value), got) for value, got in common)
+
+
+def _relative(gap: Array, got: Array) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.nan_to_num(np.sqrt(np.mean(np.square(gap / (_size(got) or 1.0)))), nan=np.inf))
+
+
+def error(got: Array, value: Array) -> Array:
+    """`got - value`, and nothing where both are equally not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        same = (got == value) | (np.isnan(got) & np.isnan(value))
+        return np.where(same, 0.0, got - value)
+
+
+def _judged(case: Case, hypothesis: Hypothesis, seen: Mapping[str, Array]) -> Cause:
+    """The worst comparison of what was seen with what the hypothesis predicts, in its own noise."""
+    exact = computed(case, hypothesis)
+    unit = own_units(case, hypothesis, exact)
+    comparisons = [_comparison(seen[name], exact[name], unit[name]) for name in exact if name in seen]
+    return hypothesis.cause(max(comparisons, key=lambda comparison: comparison.excess))
+
+
+def _comparison(got: Array, value: Array, unit: Array) -> Comparison:
+    """Both sides are rounded, so their difference is larger by the root of two."""
+    gap = error(got, value) / np.sqrt(2)
+    return compare(np.where(np.isfinite(got) | (gap == 0), 0.0, np.inf), gap, unit)
+
+
+def own_units(case: Case, hypothesis: Hypothesis, exact: Values) -> Values:
+    """Noise units of a faulty computation: the same wrong formulas with every rounding replaced by noise."""
+    noise = Noise(case.recipe, np.random.default_rng(case.seed), RUNS, injection_scale(case.recipe))
+    moved = _attempted(hypothesis, lambda operations: _noisy(noise, operations))
+    if moved is None:  # a wrong operation that cannot take the runs: a rounding of each value
+        size = case.recipe.results.unit
+        return {name: size * np.maximum(np.abs(value), _size(value)) for name, value in exact.items()}
+    return {name: units.unit(_deviation(moved[name], value) / noise.scale) for name, value in exact.items()}
+
+
+def _size(value: Array) -> float:
+    """Root mean square of what is finite."""
+    finite = value[np.isfinite(value)]
+    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 1.0
+
+
+def _deviation(moved: Array, value: Array) -> Array:
+    """What the noise does, `[runs, *shape]`; nothing where the value is not finite."""
+    gap = np.broadcast_to(moved - value, (RUNS, *value.shape))
+    return np.nan_to_num(gap, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _noisy(noise: Noise, operations: Operations) -> Operations:
+    """Noise on wrong operations too. That of the softmax takes rows to sum to one: what does not is scaled there and back."""
+    wrong = operations.softmax
+
+    def perform(stage: str, s: Array) -> Array:
+        p = wrong(stage, s)
+        total = np.sum(p, axis=-1, keepdims=True)
+        return softmax(noise, Place(noise.recipe, stage), p / total, s) * total
+
+    changed = noisy(noise, operations)
+    return replace(changed, softmax=replace(changed.softmax, perform=perform))

@@ -1,0 +1,91 @@
+"""Each stage judged on its own inputs: the oracle's operation on what was given before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from decoderspec.faults.case import Case
+from decoderspec.reference import oracle, units
+from decoderspec.reference.limits import Comparison, compare
+from decoderspec.reference.operations import Array
+from decoderspec.spec.precision import Recipe, recipe
+from decoderspec.spec.stages import stage_names
+
+DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
+FINEST = recipe("float64")
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One stage: its local error and limit in noise units, and how many bits of it are right."""
+
+    name: str
+    noise: float
+    allowed: float
+    bits: float
+    conforms: bool
+    comparison: Comparison
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "name": self.name, "noise": self.noise, "allowed": self.allowed, "bits": self.bits,
+            "conforms": self.conforms, "index": list(self.comparison.index), "got": self.comparison.got,
+            "expected": self.comparison.got - self.comparison.error,
+        }  # fmt: skip
+
+
+def local_reports(case: Case, given: Mapping[str, Array]) -> tuple[StageReport, ...]:
+    """Every given stage in forward order. What is not finite is wrong, and nothing after it is judged by it."""
+    usable = {name: value for name, value in given.items() if np.isfinite(value).all()}
+    truth = oracle.forward(case.config, case.parameters, case.tokens, digits=DIGITS, given=_used(case, usable))
+    unit, finest = (stage_units(case, usable, rule) for rule in (case.recipe, FINEST))
+    names = [name for name in stage_names(case.config.layers) if name in given]
+    return tuple(_report(name, given[name], truth[name], unit[name], finest[name]) for name in names)
+
+
+def _used(case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
+    """The given values that anything after them uses: a value of the last stage is only compared."""
+    return {name: value for name, value in given.items() if name != "logits"}
+
+
+def stage_units(case: Case, given: Mapping[str, Array], rule: Recipe) -> dict[str, Array]:
+    """Noise units of every stage, each from the given values before it."""
+    compute = units.stage_values(case.config, case.parameters, case.tokens, given)
+    return {name: units.unit(moved) for name, moved in units.deviations(compute, rule, case.seed).items()}
+
+
+def _report(name: str, got: Array, truth: Array, unit: Array, finest: Array) -> StageReport:
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = difference(got, truth)
+    comparison = compare(got, error, unit)
+    worst = np.isfinite(got).all()
+    noise = comparison.worst if worst else np.inf
+    return StageReport(
+        name, float(noise), comparison.allowed, right_bits(error, finest), comparison.conforms, comparison
+    )
+
+
+def difference(got: Array, truth: Array) -> Array:
+    """`got - truth` with the truth as a sum of two float64: right where both agree in all but their last bits."""
+    high = np.asarray(truth, object).astype(np.float64)
+    low = np.asarray(truth - high, object).astype(np.float64)
+    return np.asarray((got - high) - low)
+
+
+def right_bits(error: Array, unit: Array) -> float:
+    """Effective bits of a result: 53 less the logarithm of how much larger its error is than float64's noise.
+
+    The root mean square over all elements, so that it says what the result is worth and not what its worst element
+    is; float32 gives about 24, bfloat16 about 8, and a wrong result about as many as it shares with the right one.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(error == 0, 0.0, np.abs(error) / unit)
+    if not np.isfinite(ratio).all():
+        return 0.0
+    largest = max(1.0, float(np.max(ratio, initial=0.0)))
+    spread = largest * float(np.sqrt(np.mean(np.square(ratio / largest)))) if ratio.size else 0.0
+    return float(np.clip(53 - np.log2(max(spread, 1.0)), 0.0, 53.0))

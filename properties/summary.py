@@ -1,0 +1,206 @@
+"""The report in words, for somebody who has not read the specification."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from decoderspec import __version__
+from decoderspec.properties.causes import Group
+from decoderspec.properties.report import Report, plain
+from decoderspec.properties.xfails import unused
+from decoderspec.spec.requirements import requirements
+
+WIDTH = 100
+MARK = {"conforms": "conforms", "fails": "FAILS", "observed": "observed", "absent": "absent"}
+GRADES = {
+    "replay": "DET-1",
+    "later tokens changed": "CAU-2",
+    "other rows changed": "BAT-1",
+    "rows permuted": "BAT-3",
+    "row alone": "BAT-2",
+    "shorter prefix": "CAU-3",
+    "gradients replayed": "GRA-3",
+}
+
+
+def grades(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """How far calls that should agree do: `bitwise`, or within how much noise."""
+    found: dict[str, str] = {}
+    for name, requirement in GRADES.items():
+        row = rows.get(requirement, {"status": "skip"})
+        if row["status"] == "pass":
+            noise = row["worst_noise"]
+            found[name] = "bitwise" if not noise else f"within {noise:.2g} x noise"
+        elif row["status"] == "fail":
+            found[name] = "differs"
+    return found
+
+
+def render(report: Report, groups: Sequence[Group], next_command: str) -> str:
+    """The whole summary."""
+    parts = [_head(report), _contracts(report)]
+    decided = [group for group in groups if _decides(report, group)]
+    parts += [_finding(number, group, next_command) for number, group in enumerate(decided, 1)]
+    parts += [_observed(report, [group for group in groups if group not in decided])]
+    parts += [_errors(report), _knowledge(report), _verdict(report)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(report: Report) -> str:
+    subject, run = report.run.subject, report.run
+    declared = plain(subject.recipe.declared)
+    words = declared if isinstance(declared, str) else "a recipe"
+    return (
+        f"decoderspec {__version__}   {subject.name}   declared {words}   profile {run.profile.name}, seed {run.seed}"
+    )
+
+
+def _contracts(report: Report) -> str:
+    rows = report.rows()
+    return "\n".join(_contract_line(report, name, verdict, rows) for name, verdict in report.contracts().items())
+
+
+def _contract_line(report: Report, name: str, verdict: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    mine = {key: row for key, row in rows.items() if row["contract"] == name}
+    count = {
+        status: sum(row["status"] == status for row in mine.values()) for status in ("pass", "fail", "xfail", "skip")
+    }
+    words = [f"{count['pass']} hold"]
+    words += [f"{count['fail']} do not"] if count["fail"] else []
+    words += [f"{count['xfail']} known"] if count["xfail"] else []
+    words += [f"{count['skip']} not reached"] if count["skip"] else []
+    line = f"  {name:9s} {MARK[verdict]:9s} {', '.join(words)}"
+    noisy = {key: row for key, row in mine.items() if row["worst_noise"] and row["allowed"]}
+    if noisy:
+        key = max(noisy, key=lambda k: noisy[k]["worst_noise"] / noisy[k]["allowed"])
+        row = noisy[key]
+        line += f"; nearest the limit {key}: {row['worst_noise']:.3g} x noise ({row['allowed']:.1f} allowed)"
+        line += f" in {row['where']}" if row.get("where") else ""
+    for hole in report.holes(name):
+        line += f"\n            claimed, but {hole}"
+    return line
+
+
+def _decides(report: Report, group: Group) -> bool:
+    """Whether a failure of the group belongs to a contract that counts."""
+    names = [name for record in group.records for name in record["requirements"]]
+    return any(report.decides(requirements()[name].contract) for name in names)
+
+
+def _observed(report: Report, groups: Sequence[Group]) -> str:
+    """What fails where nothing is claimed: a line each."""
+    if not groups:
+        return ""
+    lines = ["seen, but in contracts that are not claimed:"]
+    for record in [record for group in groups for record in group.records]:
+        lines += _wrapped(f"{record['requirements'][0]}  {record['reason']}")
+    return "\n".join(lines)
+
+
+def _finding(number: int, group: Group, next_command: str) -> str:
+    names = [name for record in group.records for name in record["requirements"]]
+    shown = group.shown
+    lines = [f"finding {number}: {_title(group)}"]
+    if shown["stage"] == "inputs":
+        return "\n".join([*lines, *_refusals(group)])
+    requirement = shown["requirements"][0]
+    lines += _wrapped(f"{requirement}  {requirements()[requirement].sentence}")
+    lines += _wrapped(f"seen: {shown['reason']}")
+    if shown["case"]:
+        lines += _wrapped(f"case: {shown['case']}")
+    lines += list(_diagnosis_lines(group))
+    if len(names) > 1:
+        lines += _wrapped(f"fails with it: {', '.join(names[1:])}")
+    if next_command and shown["replay"]:
+        lines.append(f"    next: {next_command}")
+    return "\n".join(lines)
+
+
+def _refusals(group: Group) -> Iterator[str]:
+    """What was not refused, a few of each requirement, with what became of it."""
+    for record in group.records:
+        requirement = record["requirements"][0]
+        yield from _wrapped(f"{requirement}  {requirements()[requirement].sentence}")
+        outcomes = list(record["details"].items())
+        for probe, outcome in outcomes[:5]:
+            yield from _wrapped(f"  - {probe.removeprefix(requirement + '/')}: {outcome}")
+        if len(outcomes) > 5:
+            yield from _wrapped(f"  - and {len(outcomes) - 5} more; --json has them all")
+
+
+def _title(group: Group) -> str:
+    if group.shown["stage"] == "inputs":
+        return "bad input is not refused as it must be"
+    if group.diagnosis is None:
+        return str(group.title)
+    causes = group.diagnosis.likely_causes
+    first = group.diagnosis.first_wrong_stage
+    if first:
+        return f"{first} is the first stage that is wrong"
+    return (
+        f"{causes[0].stage}: it behaves like {causes[0].fault}" if causes else f"{group.stage or group.title} is wrong"
+    )
+
+
+def _diagnosis_lines(group: Group) -> Iterator[str]:
+    if group.diagnosis is None:
+        return
+    for cause in group.diagnosis.likely_causes[:3]:
+        seen = f" (seen in {cause.source})" if cause.source else ""
+        yield from _wrapped(
+            f"likely cause: {cause.fault}: {cause.sentence}{seen}; reproduces it to {cause.noise:.2g} x noise"
+        )
+    if not group.diagnosis.likely_causes and group.title == "values":
+        yield from _wrapped("likely cause: no known fault reproduces this")
+
+
+def _wrapped(text: str) -> list[str]:
+    return [
+        line
+        for piece in text.splitlines()
+        for line in textwrap.wrap(
+            piece, WIDTH, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False
+        )
+    ]
+
+
+def _errors(report: Report) -> str:
+    lines = [f"    {record['property']}: {record['reason']}" for record in report.errors()]
+    lines += [f"    {problem}" for problem in report.extras.get("problems", [])]
+    return "\n".join(["the suite itself failed; please report this:", *lines]) if lines else ""
+
+
+def _knowledge(report: Report) -> str:
+    extras, lines = report.extras, []
+    if extras.get("recipe"):
+        lines.append(f"observed    precision = {extras['recipe']!r}")
+    graded = extras.get("grades", {})
+    if graded:
+        bitwise = [name for name, grade in graded.items() if grade == "bitwise"]
+        rest = [f"{name} {grade}" for name, grade in graded.items() if grade != "bitwise"]
+        lines += _block("repeats", "; ".join([*rest, *([f"bitwise: {', '.join(bitwise)}"] if bitwise else [])]))
+    if extras.get("caught"):
+        shown = {name: value for name, value in extras["caught"].items() if math.isfinite(value)}
+        text = ", ".join(f"{name} {value:.0e}" for name, value in shown.items())
+        lines += _block("would catch", f"relative errors, in the logits alone, of {text}")
+    lost = report.run.not_covered + report.untested()
+    if lost:
+        lines += _block("not covered", "; ".join(lost))
+    for entry in unused(list(report.xfails), report.rows()):
+        lines += _block("xfail file", f"{entry.requirement} is listed ({entry.reason}) but does not fail as listed")
+    return "\n".join(lines)
+
+
+def _block(label: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=f"{label:12s}", subsequent_indent=" " * 12, break_on_hyphens=False)
+
+
+def _verdict(report: Report) -> str:
+    if not report.tested:
+        return "nothing was tested"
+    decided = [name for name in report.contracts() if report.decides(name)]
+    word = "conforms" if report.conforms else "does not conform"
+    return f"{report.run.subject.name} {word} ({', '.join(decided)}) in {report.extras['seconds']['total']:.0f} s"
