@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decoderspec.properties.causes import groups
+from decoderspec.properties import replay
+from decoderspec.properties.causes import Group, groups
 from decoderspec.properties.check import check
 from decoderspec.properties.loading import LoadError
 from decoderspec.properties.report import Report
@@ -19,6 +21,7 @@ from decoderspec.properties.xfails import XfailError, read_xfails
 from decoderspec.spec.precision import DeclarationError
 from decoderspec.spec.protocol import CONTRACTS
 
+CASES = Path("decoderspec-cases")  # beside whoever runs it
 SELF = "decoderspec.reference:Reference"
 EXAMPLES = """examples:
   decoderspec check --self                                   the reference itself
@@ -44,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--require", default="", metavar="CONTRACTS", help="contracts that must hold for you")
     made.add_argument("--xfails", type=Path, metavar="FILE", help="known failures with their reasons, JSON or TOML")
     made.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
+    made.add_argument("--case", type=Path, metavar="FILE", help="this saved case alone")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     made.add_argument(
         "-n", dest="workers", type=int, default=0, metavar="WORKERS", help="processes (needs pytest-xdist)"
@@ -61,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     try:
         report = _checked(name, options, further)
-    except (LoadError, DeclarationError, XfailError) as reason:
+    except (LoadError, DeclarationError, XfailError, replay.ReplayError) as reason:
         print(f"decoderspec: {reason}", file=sys.stderr)
         return 2
     found = groups(report.run, report.failures())
@@ -69,10 +73,21 @@ def run(arguments: Sequence[str]) -> int:
     report.extras["findings"] = [group.to_json() for group in found]
     if options.json:
         options.json.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-    print(render(report, found, f"decoderspec explain {name}"), end="")
+    print(render(report, found, [_next(report, group, name) for group in found]), end="")
     if not report.tested or report.errors() or report.extras["problems"]:
         return 2
     return 0 if report.conforms else 1
+
+
+def _next(report: Report, group: Group, name: str) -> str:
+    """The command that goes on from a finding: its case is saved for it."""
+    run = report.run
+    if group.case is None or run.only or run.cases or group.diagnosis is None:
+        return ""
+    requirement = group.shown["requirements"][0]
+    path = CASES / f"{requirement}-{zlib.crc32(run.subject.name.encode()):08x}.json"
+    replay.write(path, run.truth(group.case), [requirement], run.subject.recipe.declared)
+    return f"decoderspec explain {name} --case {path}"
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -99,6 +114,7 @@ def _checked(name: str, options: argparse.Namespace, further: Sequence[str]) -> 
             required=required,
             xfails=read_xfails(options.xfails) if options.xfails else (),
             workers=options.workers,
+            cases=[replay.read(options.case)] if options.case else (),
             pytest_arguments=further,
             progress=progress,
         )

@@ -328,7 +328,7 @@ FAULTS = (
     weights(
         name="keys-of-the-first-row",
         sentence="the keys of the first row of the batch serve all rows",
-        breaks=(*VALUES, "BAT-1", "BAT-2"),
+        breaks=(*VALUES, "BAT-1", "BAT-2", "BAT-3"),
         operations=swap(scores=_across_rows),
     ),
     weights(
@@ -455,7 +455,7 @@ FAULTS = (
     mixing(
         name="values-of-the-first-row",
         sentence="the values of the first row of the batch serve all rows",
-        breaks=(*VALUES, "BAT-1", "BAT-2"),
+        breaks=(*VALUES, "BAT-1", "BAT-2", "BAT-3"),
         operations=swap(mix=lambda p, v: mix(p, np.broadcast_to(v[..., :1, :, :, :], v.shape))),
     ),
     mixing(

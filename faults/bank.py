@@ -5,7 +5,21 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from decoderspec.faults import attention, embedding, feed_forward, head, heads, norms, residual, rotary
+from decoderspec.faults import (
+    attention,
+    embedding,
+    feed_forward,
+    gradients,
+    head,
+    heads,
+    initialization,
+    inputs,
+    losses,
+    norms,
+    residual,
+    rotary,
+    state,
+)
 from decoderspec.faults.fault import Fault, FaultyReference
 
 BANK: tuple[Fault, ...] = (
@@ -17,6 +31,11 @@ BANK: tuple[Fault, ...] = (
     *residual.FAULTS,
     *feed_forward.FAULTS,
     *head.FAULTS,
+    *losses.FAULTS,
+    *gradients.FAULTS,
+    *state.FAULTS,
+    *initialization.FAULTS,
+    *inputs.FAULTS,
 )
 
 

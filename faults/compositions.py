@@ -38,6 +38,14 @@ def composed(block: Block = plain_block, order: Order = range) -> Decoder:
     return decoder
 
 
+def before_head(ops: Operations, config: Config, weights: Weights, tokens: Array) -> Array:
+    """The right decoder up to the last norm: what the head projects."""
+    x = ops.embed("embedding", weights[TABLE], tokens)
+    for layer in range(config.layers):
+        x = right.block(ops, config, of_block(weights, layer), x, 0, f"blocks.{layer}.")
+    return ops.rms_norm("final_norm", x, weights[FINAL_GAIN], config.rms_epsilon)
+
+
 def head(ops: Operations, config: Config, weights: Weights, x: Array) -> Array:
     """The right final norm and projection."""
     n = ops.rms_norm("final_norm", x, weights[FINAL_GAIN], config.rms_epsilon)

@@ -16,7 +16,7 @@ import numpy as np
 from decoderspec.faults.numbers import storing
 from decoderspec.reference import decoder as right
 from decoderspec.reference.model import CHECKED, Reference
-from decoderspec.reference.operations import Array, Operation, Operations
+from decoderspec.reference.operations import Array, Gradients, Operation, Operations
 from decoderspec.reference.splitmix64 import SplitMix64, initialize
 from decoderspec.reference.tape import Gradient, Tape, accumulate
 from decoderspec.spec import validation
@@ -92,9 +92,21 @@ def swap(**functions: Callable[..., Any]) -> Substitution:
 def _swapped(operations: Operations, name: str, function: Callable[..., Any]) -> Operations:
     name, is_vjp, _ = name.partition("_vjp")
     old: Operation = getattr(operations, name)
-    field = "vjp" if is_vjp else "perform"
-    new: Any = replace(old, **{field: lambda _stage, *inputs: function(*inputs)})  # type: ignore[arg-type]
+    if is_vjp:
+        new = replace(old, vjp=lambda _stage, *arguments: _without_none(function(*arguments), arguments[2:]))
+    else:
+        new = replace(old, perform=lambda _stage, *inputs: function(*inputs))
     return replace(operations, **{name: new})
+
+
+def _without_none(gradients: Gradients, inputs: tuple[Any, ...]) -> Gradients:
+    """A gradient that a pullback forgets is zero; what is no real array has none."""
+
+    def real(value: Any) -> bool:
+        return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+    pairs = zip(gradients, inputs, strict=True)
+    return tuple(np.zeros_like(value) if found is None and real(value) else found for found, value in pairs)
 
 
 def at(places: tuple[str, ...] | str, change: Substitution) -> Substitution:

@@ -103,7 +103,7 @@ FAULTS = (
         name="heads-and-batch-exchanged",
         sentence="batch and head axes are exchanged when unflattening",
         source="gazelle93/Transformer-Various-Positional-Encoding #1",
-        breaks=(*VALUES, "BAT-2"),
+        breaks=(*VALUES, "BAT-2", "BAT-3"),
         operations=swap(split=lambda x, heads: _batch_for_heads(split(x, heads))),
     ),
     three(

@@ -22,6 +22,15 @@ STYLES = ("plain", "peaked", "small", "spiky")  # drawn; the fixed cases have mo
 TOKEN_STYLES = ("any", "same", "ends", "last")
 
 
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Arrays that were read rather than drawn; two of them are equal only when they are the same."""
+
+    parameters: Mapping[str, Array]
+    tokens: Array
+    targets: Array
+
+
 @dataclass(frozen=True)
 class Case:
     """One example: everything else follows from these numbers."""
@@ -33,17 +42,19 @@ class Case:
     style: str = "plain"
     token_style: str = "any"
     note: str = ""  # what a fixed case is there for
+    stored: Stored | None = None  # from a replay file
 
     def describe(self) -> str:
         """The case on one line, in the order of its fields."""
         c = self.config
         sizes = f"V={c.vocabulary_size} d={c.model_width} h={c.heads} f={c.feed_forward_width} N={c.layers}"
         rest = f"B={self.batch} T={self.tokens} base={c.rope_base:g} epsilon={c.rms_epsilon:g}"
-        return f"{sizes} max_positions={c.max_positions} {rest} {self.style} {self.token_style} seed={self.seed}"
+        drawn = "from a file" if self.stored else f"{self.style} {self.token_style} seed={self.seed}"
+        return f"{sizes} max_positions={c.max_positions} {rest} {drawn}"
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers that the case follows from, for a replay."""
-        return asdict(self)
+        """The numbers that the case follows from; none where it came from a file."""
+        return asdict(replace(self, stored=None))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Case:
@@ -54,6 +65,8 @@ class Case:
 @lru_cache(maxsize=512)
 def arrays(case: Case) -> tuple[Array, Array]:
     """Token ids and target ids `[B, T]`, int64."""
+    if case.stored:
+        return case.stored.tokens, case.stored.targets
     rng = np.random.default_rng((case.seed, 1))
     shape, v = (case.batch, case.tokens), case.config.vocabulary_size
     targets = rng.integers(0, v, shape)
@@ -71,6 +84,8 @@ def arrays(case: Case) -> tuple[Array, Array]:
 
 def draw_parameters(case: Case, recipe: Recipe) -> dict[str, Array]:
     """Canonical float64 parameters of the case, every value representable in the declared format of the weights."""
+    if case.stored:
+        return {name: round_to(value, recipe.weights) for name, value in case.stored.parameters.items()}
     rng = np.random.default_rng((case.seed, 0))
     shapes = parameter_shapes(case.config)
     drawn = {name: _draw(name, shape, case, rng) for name, shape in shapes.items()}

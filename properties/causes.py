@@ -40,6 +40,12 @@ class Group:
         """The failure on the smallest case, values first."""
         return self.records[0]
 
+    @property
+    def case(self) -> Case | None:
+        """The failing case, where there is one that can be drawn again."""
+        replays = [record["replay"] for record in self.records if record["replay"]]
+        return Case.from_json(replays[0]) if replays else None
+
     def to_json(self) -> dict[str, Any]:
         """For the report."""
         found: dict[str, Any] = {
@@ -58,7 +64,7 @@ class Group:
         """The first wrong stage where stages are known, else that of the likely cause, else that of the failure."""
         if self.diagnosis is None:
             return str(self.shown["stage"])
-        causes = self.diagnosis.likely_causes
+        causes = self.diagnosis.causes
         return str(self.diagnosis.first_wrong_stage or (causes[0].stage if causes else self.shown["stage"]))
 
 
@@ -93,11 +99,11 @@ def _merged(found: list[Group]) -> list[Group]:
 
 def _diagnosed(run: Run, records: Sequence[dict[str, Any]]) -> Diagnosis | None:
     """The diagnosis of the first failing case whose values can be looked at."""
-    replays = [record["replay"] for record in records if record["replay"]]
-    if not replays:
+    case = Group("", list(records)).case if not run.only else None
+    if case is None:
         return None
     try:
-        return diagnosis(run, Case.from_json(replays[0]))
+        return diagnosis(run, run.cases[0] if run.cases else case)
     except Finding:
         return None  # a call that raises has said so itself
 
@@ -123,7 +129,7 @@ def observed(run: Run, case: Case) -> Observed:
 
     return Observed(
         logits=offered("logits", lambda: model.logits(tokens)),
-        stages=offered("stages", lambda: model.stages(tokens)),
+        stages=offered("stages", lambda: model.stages(tokens)) or {},
         loss=offered("loss", lambda: model.loss(tokens, targets)),
         gradients=offered("gradients", lambda: model.gradients(tokens, targets)),
         role_gradients=offered("role_gradients", lambda: model.role_gradients(tokens, targets)),

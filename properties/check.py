@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from decoderspec.properties.observed import observed_bits, observed_recipe
+from decoderspec.properties.cases import Case
+from decoderspec.properties.observed import explained, observed_bits, observed_recipe
 from decoderspec.properties.report import Report
 from decoderspec.properties.run import Run
 from decoderspec.properties.sensitivity import caught
@@ -53,12 +54,14 @@ def check(
     required: Sequence[str] = (),
     xfails: Sequence[Xfail] = (),
     workers: int = 0,
+    cases: Sequence[Case] = (),
     pytest_arguments: Sequence[str] = (),
     progress: Progress = lambda record: None,
 ) -> Report:
     """Check what is named and report. Raises `LoadError` or `DeclarationError` before anything is run."""
     options: dict[str, Any] = {"profile": profile, "seed": seed, "precision": precision, "claims": claims}
     run = operation_run(name, operation, **options) if operation else make_run(name, **options)
+    run.cases = tuple(cases)
     start = time.perf_counter()
     collector = Collector(progress)
     given = {"implementation": name, "decoderspec-as": operation}
@@ -103,7 +106,7 @@ def _insights(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         found["bits"] = observed_bits(run)
-        found["recipe"] = observed_recipe(found["bits"]) or None
+        found["recipe"] = explained(run, observed_recipe(found["bits"]))
     with contextlib.suppress(Exception):
         found["caught"] = caught(run)
     return found

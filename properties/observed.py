@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,36 @@ def observed_bits(run: Run) -> dict[str, float]:
         for stage, bits in stage_bits(run, case).items():
             least[stage] = min(bits, least.get(stage, FLOAT64))
     return least
+
+
+def explained(run: Run, declared: str | dict[str, str]) -> str | dict[str, str] | None:
+    """The recipe, completed by its gradients, if the noise it stands for explains what is seen; else None.
+
+    A wrong formula loses bits too: then no precision explains it, and a recipe to paste would be a lie.
+    """
+    cases = [c for c in run.fixed[:5] if c.tokens <= 16]
+    if not declared or not all(_holds(run, case, recipe(declared)) for case in cases):
+        return None
+    if not any(model.has("gradients") for model in run.subject.models.values()):
+        return declared
+    if all(_slope_holds(run, case, recipe(declared)) for case in cases[:3]):
+        return declared
+    coarsest = min(recipe(declared).used, key=lambda form: form.bits).name
+    known: dict[str, str] = {"results": declared} if isinstance(declared, str) else declared
+    return {**known, "gradients": coarsest}
+
+
+def _holds(run: Run, case: Case, declared: Recipe) -> bool:
+    truth, model = run.truth(case), run.model(case)
+    given = model.stages(truth.batch[0]) if model.has("stages") else {}
+    expected, unit = truth.stages(given), truth.stage_units(given, declared)
+    return all(expected[stage].judge(value, unit[stage]).conforms for stage, value in given.items())
+
+
+def _slope_holds(run: Run, case: Case, declared: Recipe) -> bool:
+    truth = replace(run.truth(case), recipe=declared)
+    gradients = run.model(case).gradients(*truth.batch)
+    return truth.judge_slope(tuple(gradients), gradients).conforms
 
 
 def observed_recipe(bits: Mapping[str, float]) -> str | dict[str, str]:

@@ -89,10 +89,10 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
 
 def examine(run: Run, found: Property) -> None:
     """The fixed cases, then the search."""
-    fixed = [case for case in run.fixed if found.where(case) and (found.long or small(case))]
+    fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or small(case))]
     for case in fixed[: found.most]:
         attempt(run, found, case)
-    if found.search:
+    if found.search and not run.cases:
         search(run, found)
 
 

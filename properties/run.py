@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from decoderspec.properties import strategies
 from decoderspec.properties.cases import Array, Case
 from decoderspec.properties.child import Outcome, ask
@@ -61,11 +63,14 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     truths: OrderedDict[Case, Truth] = field(default_factory=OrderedDict)
     entry: Entry = field(default_factory=Entry)  # of the property that is running
+    cases: tuple[Case, ...] = ()  # these alone, where they are given
     only: str = ""  # the name of the operation under test, where it is one
 
     @cached_property
     def fixed(self) -> list[Case]:
-        """The fixed cases within the subject's limits."""
+        """The cases given, or else the fixed ones within the subject's limits."""
+        if self.cases:
+            return list(self.cases)
         return strategies.fixed(self.subject.limits, self.profile.name)[0]
 
     @cached_property
@@ -125,7 +130,7 @@ class Run:
 
     def same_bits(self, what: str, got: Array, expected: Array, why: str) -> None:
         """Raise a finding unless two arrays are equal to the last bit."""
-        differ = got != expected
+        differ = (got != expected) & ~(np.isnan(got) & np.isnan(expected))  # what is finite is judged
         if differ.any():
             index = tuple(int(i[0]) for i in differ.nonzero())
             raise Finding(
@@ -139,6 +144,6 @@ def described(what: str, comparison: Comparison) -> str:
     """A comparison in words: how far, where, got and expected."""
     expected = comparison.got - comparison.error
     return (
-        f"{what} is off by {comparison}; worst at {list(comparison.index)}:"
+        f"{what}: off by {comparison}; worst at {list(comparison.index)}:"
         f" got {comparison.got:.9g}, expected {expected:.9g} (noise unit {comparison.unit:.2g})"
     )

@@ -43,7 +43,7 @@ class Subject:
 
     def model(self, case: Case, changed: Mapping[str, Array] | None = None) -> SubjectModel:
         """The model of a case, built once while it is among the last two; `changed` parameters make it a new one."""
-        key = (case.config, case.seed, case.style)
+        key = (case.config, case.seed, case.style, case.stored)
         if changed is None and key in self.models:
             self.models.move_to_end(key)
             return self.models[key]

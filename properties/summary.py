@@ -39,11 +39,12 @@ def grades(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def render(report: Report, groups: Sequence[Group], next_command: str) -> str:
+def render(report: Report, groups: Sequence[Group], next_commands: Sequence[str]) -> str:
     """The whole summary."""
     parts = [_head(report), _contracts(report)]
     decided = [group for group in groups if _decides(report, group)]
-    parts += [_finding(number, group, next_command) for number, group in enumerate(decided, 1)]
+    commands = dict(zip(map(id, groups), next_commands, strict=True))
+    parts += [_finding(report, number, group, commands[id(group)]) for number, group in enumerate(decided, 1)]
     parts += [_observed(report, [group for group in groups if group not in decided])]
     parts += [_errors(report), _knowledge(report), _verdict(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -77,7 +78,8 @@ def _contract_line(report: Report, name: str, verdict: str, rows: Mapping[str, M
     if noisy:
         key = max(noisy, key=lambda k: noisy[k]["worst_noise"] / noisy[k]["allowed"])
         row = noisy[key]
-        line += f"; nearest the limit {key}: {row['worst_noise']:.3g} x noise ({row['allowed']:.1f} allowed)"
+        word = "worst" if row["worst_noise"] > row["allowed"] else "nearest the limit"
+        line += f"; {word} {key}: {row['worst_noise']:.3g} x noise ({row['allowed']:.1f} allowed)"
         line += f" in {row['where']}" if row.get("where") else ""
     for hole in report.holes(name):
         line += f"\n            claimed, but {hole}"
@@ -100,7 +102,7 @@ def _observed(report: Report, groups: Sequence[Group]) -> str:
     return "\n".join(lines)
 
 
-def _finding(number: int, group: Group, next_command: str) -> str:
+def _finding(report: Report, number: int, group: Group, next_command: str) -> str:
     names = [name for record in group.records for name in record["requirements"]]
     shown = group.shown
     lines = [f"finding {number}: {_title(group)}"]
@@ -111,10 +113,10 @@ def _finding(number: int, group: Group, next_command: str) -> str:
     lines += _wrapped(f"seen: {shown['reason']}")
     if shown["case"]:
         lines += _wrapped(f"case: {shown['case']}")
-    lines += list(_diagnosis_lines(group))
+    lines += list(_diagnosis_lines(report, group))
     if len(names) > 1:
         lines += _wrapped(f"fails with it: {', '.join(names[1:])}")
-    if next_command and shown["replay"]:
+    if next_command:
         lines.append(f"    next: {next_command}")
     return "\n".join(lines)
 
@@ -136,7 +138,7 @@ def _title(group: Group) -> str:
         return "bad input is not refused as it must be"
     if group.diagnosis is None:
         return str(group.title)
-    causes = group.diagnosis.likely_causes
+    causes = group.diagnosis.causes
     first = group.diagnosis.first_wrong_stage
     if first:
         return f"{first} is the first stage that is wrong"
@@ -145,15 +147,22 @@ def _title(group: Group) -> str:
     )
 
 
-def _diagnosis_lines(group: Group) -> Iterator[str]:
+def _diagnosis_lines(report: Report, group: Group) -> Iterator[str]:
     if group.diagnosis is None:
         return
-    for cause in group.diagnosis.likely_causes[:3]:
+    observed = report.extras.get("recipe")
+    if observed and observed != plain(report.run.subject.recipe.declared) and group.title == "values":
+        yield from _wrapped(
+            "likely cause: parts are computed in a coarser format than declared, and the formulas are right:"
+            f" it conforms when it declares precision = {observed!r}"
+        )
+        return
+    for cause in group.diagnosis.causes[:3]:
         seen = f" (seen in {cause.source})" if cause.source else ""
         yield from _wrapped(
             f"likely cause: {cause.fault}: {cause.sentence}{seen}; reproduces it to {cause.noise:.2g} x noise"
         )
-    if not group.diagnosis.likely_causes and group.title == "values":
+    if not group.diagnosis.causes and group.title == "values":
         yield from _wrapped("likely cause: no known fault reproduces this")
 
 

@@ -60,6 +60,8 @@ def test_gradients_do_not_add_up_over_calls(run: Run, case: Case) -> None:
     truth, model = run.truth(case), run.model(case)
     first, second = model.gradients(*truth.batch), model.gradients(*truth.batch)
     for name, value in first.items():
+        if not np.isfinite(value).all():
+            continue  # GRA-1 says so
         unit = np.sqrt(np.mean(np.square(truth.deviations[f"gradient.{name}"]), axis=0))
         unit = np.maximum(unit, np.max(unit) / 8)
         run.judge(

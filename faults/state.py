@@ -1,0 +1,492 @@
+"""Faults of state: what one call, one assignment or one model does to another; and what is handed out as parameters."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from decoderspec.faults.compositions import before_head
+from decoderspec.faults.fault import Fault, FaultyModel, Weights
+from decoderspec.faults.numbers import rounded
+from decoderspec.reference.operations import Array, softmax
+from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import FINAL_GAIN, TABLE
+
+between = partial(Fault, family="state", level="contract", stage="state")
+held = partial(Fault, family="parameters", level="contract", stage="parameters")
+
+
+class OneBuffer(FaultyModel):
+    """Every call writes its logits into the same memory."""
+
+    buffers: dict[tuple[int, ...], Array]
+
+    def logits(self, tokens: Any) -> Array:
+        """The buffer."""
+        found = super().logits(tokens)
+        self.buffers = getattr(self, "buffers", {})
+        buffer = self.buffers.setdefault(found.shape, np.empty_like(found))
+        buffer[...] = found
+        return buffer
+
+
+class GradientInLogits(FaultyModel):
+    """The pullback of the loss uses the memory of the logits of the same ids."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.kept: dict[bytes, Array] = {}
+
+    def logits(self, tokens: Any) -> Array:
+        """Right, and kept for the pullback."""
+        found = self.kept[np.asarray(tokens).tobytes()] = super().logits(tokens)
+        return found
+
+    def gradients(self, tokens: Any, targets: Any) -> dict[str, Array]:
+        """Right, but written over the logits."""
+        kept = self.kept.get(np.asarray(tokens).tobytes())
+        if kept is not None:
+            kept[...] = softmax(kept)
+        return super().gradients(tokens, targets)
+
+
+class WritesTokens(FaultyModel):
+    """Ids are clipped where they lie."""
+
+    def logits(self, tokens: Any) -> Array:
+        """Right, but the caller's ids are shifted by one place afterwards."""
+        found = super().logits(tokens)
+        tokens[...] = np.roll(tokens, 1, axis=-1)
+        return found
+
+
+class Remembers(FaultyModel):
+    """Keys of earlier calls are not cleared: their values join the stream."""
+
+    seen = 0.0
+
+    def logits(self, tokens: Any) -> Array:
+        """Moved a little by every call before."""
+        found = super().logits(tokens)
+        moved = found + 1e-6 * self.seen
+        self.seen += float(found.mean())
+        return moved
+
+
+class Dropout(FaultyModel):
+    """Training mode: a hundredth of the logits is dropped."""
+
+    generator: ClassVar[np.random.Generator] = np.random.default_rng(0)
+
+    def logits(self, tokens: Any) -> Array:
+        """Another draw in each call."""
+        found = super().logits(tokens)
+        return np.asarray(found * (self.generator.random(found.shape) > 0.01))
+
+
+class Unwritten(FaultyModel):
+    """The last element of the output is never written and keeps what the memory held."""
+
+    old = 0.0
+
+    def logits(self, tokens: Any) -> Array:
+        """Its last element is the first one of the call before."""
+        found = super().logits(tokens)
+        kept, self.old = self.old, float(found.flat[0])
+        found.flat[-1] = kept
+        return found
+
+
+class SharedWeights(FaultyModel):
+    """Weights live in the module: the model that was built last rules all of its shape."""
+
+    shared: ClassVar[dict[Config, Weights]] = {}
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.shared[config] = weights
+
+    def logits(self, tokens: Any) -> Array:
+        """Of the weights that were built last."""
+        self.weights = self.shared[self.config]
+        return super().logits(tokens)
+
+
+class SharedResult(FaultyModel):
+    """A cache of the module, keyed by the ids alone, serves all models of a configuration."""
+
+    known: ClassVar[dict[Any, Array]] = {}
+
+    def logits(self, tokens: Any) -> Array:
+        """What any model answered to these ids."""
+        key = (self.config, np.asarray(tokens).shape, np.asarray(tokens).tobytes())
+        if key not in self.known:
+            self.known.clear()
+            self.known[key] = super().logits(tokens)
+        return self.known[key].copy()
+
+
+class CachedByTokens(FaultyModel):
+    """Results are kept by ids, also when parameters have changed since."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.known: dict[Any, Array] = {}
+
+    def logits(self, tokens: Any) -> Array:
+        """The first answer to these ids."""
+        key = (np.asarray(tokens).shape, np.asarray(tokens).tobytes())
+        if key not in self.known:
+            self.known[key] = super().logits(tokens)
+        return self.known[key].copy()
+
+
+class TableOfFirstLength(FaultyModel):
+    """The context is fixed by the first call: longer ones later are cut, and the last row repeated."""
+
+    length: int | None = None
+
+    def logits(self, tokens: Any) -> Array:
+        """Rows beyond the first length repeat the last."""
+        ids = self.fault.tokens(self.config, tokens)
+        self.length = self.length or ids.shape[1]
+        found = super().logits(ids)
+        found[:, self.length :] = found[:, self.length - 1 : self.length]
+        return found
+
+
+class TableOfLastLength(FaultyModel):
+    """A shorter call in between leaves its mask behind: the call after it is cut."""
+
+    length = 0
+
+    def logits(self, tokens: Any) -> Array:
+        """Rows beyond the previous length are zero."""
+        found = super().logits(tokens)
+        if 0 < self.length < found.shape[1]:
+            found[:, self.length :] = 0.0
+        self.length = found.shape[1]
+        return found
+
+
+class StagesOfOtherTokens(FaultyModel):
+    """Stages come from a recording pass of their own."""
+
+    def stages(self, tokens: Any) -> dict[str, Array]:
+        """Of ids that were shifted by one place."""
+        return super().stages(np.roll(np.asarray(tokens), 1, axis=-1))
+
+
+class AddsGradients(FaultyModel):
+    """Gradients add up over calls."""
+
+    total: dict[str, Array] | None = None
+
+    def gradients(self, tokens: Any, targets: Any) -> dict[str, Array]:
+        """The sum over all calls."""
+        found = super().gradients(tokens, targets)
+        if self.total is not None:
+            found = {name: value + self.total[name] for name, value in found.items()}
+        self.total = found
+        return {name: value.copy() for name, value in found.items()}
+
+
+class StepsInGradients(FaultyModel):
+    """Asking for gradients already takes a step."""
+
+    def gradients(self, tokens: Any, targets: Any) -> dict[str, Array]:
+        """Right, and then the table moves."""
+        found = super().gradients(tokens, targets)
+        self.weights[TABLE][...] -= 0.1 * found[TABLE]
+        return found
+
+
+class RenormalizesTable(FaultyModel):
+    """The lookup shortens rows longer than a bound in place."""
+
+    def logits(self, tokens: Any) -> Array:
+        """Of the shortened rows."""
+        length = np.sqrt(np.sum(np.square(self.weights[TABLE]), axis=-1, keepdims=True))
+        self.weights[TABLE][...] /= np.maximum(1.0, length / 2.0)
+        return super().logits(tokens)
+
+
+class Copied(FaultyModel):
+    """Forward passes run on a copy made at construction; the fault names whose."""
+
+    copied: tuple[str, ...] = ("",)
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.live = dict(weights)
+        self.weights = {n: w.copy() if n.endswith(self.copied) else w for n, w in weights.items()}
+
+    def parameters(self) -> dict[str, Array]:
+        """The live ones, which these forward passes do not read."""
+        return dict(self.live)
+
+    def assign(self, name: str, value: Any) -> None:
+        """Written to the live ones."""
+        self.live[name][...] = value
+
+
+class CopiedMatrices(Copied):
+    """Matrices are fused or transposed once."""
+
+    copied = ("query.weight", "key.weight", "value.weight", "gate.weight", "up.weight", "output.weight", "down.weight")
+
+
+class CopiedGains(Copied):
+    """Gains are folded once."""
+
+    copied = (".gain",)
+
+
+class CopiedHead(FaultyModel):
+    """The head is a copy of the table."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.head = weights[TABLE].copy()
+
+    def forward(self, operations: Any, ids: Array) -> Array:
+        """With the copy for a head."""
+        x = before_head(operations, self.config, self.weights, ids)
+        return np.asarray(operations.project("logits", x, self.head))
+
+
+class CopiedLookup(FaultyModel):
+    """The table of the lookup is a copy; what is assigned reaches the head alone."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.lookup = weights[TABLE].copy()
+
+    def forward(self, operations: Any, ids: Array) -> Array:
+        """With the copy for a lookup."""
+        x = before_head(operations, self.config, {**self.weights, TABLE: self.lookup}, ids)
+        return np.asarray(operations.project("logits", x, self.weights[TABLE]))
+
+
+class AssignsTwice(FaultyModel):
+    """A table that is listed twice is written twice, the second time by what is already there."""
+
+    def assign(self, name: str, value: Any) -> None:
+        """The table moves twice as far."""
+        old = self.weights[name].copy()
+        super().assign(name, value)
+        if name == TABLE:
+            self.weights[name][...] += self.weights[name] - old
+
+
+class AssignsNothing(FaultyModel):
+    """What is handed out and written is a copy."""
+
+    def parameters(self) -> dict[str, Array]:
+        """Copies, kept apart."""
+        self.copies: dict[str, Array] = getattr(self, "copies", {n: w.copy() for n, w in self.weights.items()})
+        return dict(self.copies)
+
+    def assign(self, name: str, value: Any) -> None:
+        """Written to a copy."""
+        self.parameters()[name][...] = value
+
+
+class AssignsSum(FaultyModel):
+    """Assigning adds."""
+
+    def assign(self, name: str, value: Any) -> None:
+        """Added to what is there."""
+        self.weights[name][...] += value
+
+
+class AssignsTransposed(FaultyModel):
+    """Square matrices are assigned as another library stores them."""
+
+    def assign(self, name: str, value: Any) -> None:
+        """Transposed where that fits."""
+        square = np.ndim(value) == 2 and value.shape[0] == value.shape[1] and name != TABLE
+        super().assign(name, value.T if square else value)
+
+
+def handing_out(change: Any) -> type[FaultyModel]:
+    """A model that hands out other parameters than it uses."""
+
+    class Model(FaultyModel):
+        """Right but for `parameters`."""
+
+        def parameters(self) -> dict[str, Array]:
+            """Changed."""
+            return dict(change(self.config, dict(self.weights)))
+
+    return Model
+
+
+def _query_and_key(_config: Config, weights: dict[str, Array]) -> dict[str, Array]:
+    def other(name: str) -> str:
+        pairs = {"query.weight": "key.weight", "key.weight": "query.weight"}
+        end = next((e for e in pairs if name.endswith(e)), "")
+        return name.removesuffix(end) + pairs.get(end, "")
+
+    return {name: weights[other(name)] for name in weights}
+
+
+FAULTS = (
+    between(
+        name="one-output-buffer", breaks=("DET-2",), model=OneBuffer,
+        sentence="one output buffer is returned each time: the second call overwrites the first result",
+        source="flashinfer-ai/flashinfer PR 3118 (review)",
+    ),
+    between(
+        name="gradient-in-the-logits", breaks=("DET-2",), model=GradientInLogits,
+        sentence="the loss writes its gradient into the logits that were returned",
+        source="linkedin/Liger-Kernel #272, PR 1251, PR 273",
+    ),
+    between(
+        name="tokens-written-to", breaks=("DET-3",), model=WritesTokens,
+        sentence="the caller's ids are moved in place, as a decoding loop does to its own",
+    ),
+    between(
+        name="cache-not-cleared", breaks=("DET-1",), model=Remembers,
+        sentence="something of an earlier call remains and moves later results",
+    ),
+    between(
+        name="dropout-left-on", breaks=("DET-1",), model=Dropout,
+        sentence="the model is in training mode",
+    ),
+    between(
+        name="output-not-filled", breaks=("DET-1", "VAL-1"), model=Unwritten,
+        sentence="an output is allocated without being filled; what no one writes keeps old memory",
+        source="vllm-project/vllm #940, PR 19784; mirage-project/mirage #776; NVIDIA/apex PR 1322",
+    ),
+    between(
+        name="weights-of-the-module", breaks=("DET-4",), model=SharedWeights,
+        sentence="weights live in the module, so that the model built last rules all",
+    ),
+    between(
+        name="results-of-the-module", breaks=("WGT-4",), model=SharedResult,
+        sentence="a cache of the module, keyed by ids, serves every model",
+    ),
+    between(
+        name="results-cached-by-ids", breaks=("WGT-4", "TIE-4"), model=CachedByTokens,
+        sentence="results are cached by ids and outlive the parameters that they came from",
+    ),
+    between(
+        name="length-of-the-first-call", breaks=("CAU-3",), model=TableOfFirstLength,
+        sentence="tables and masks are sized by the first call",
+    ),
+    between(
+        name="mask-of-the-call-before", breaks=("CAU-3",), model=TableOfLastLength,
+        sentence="a mask made for a shorter call serves the longer one after it",
+    ),
+    between(
+        name="gradients-add-up", breaks=("GRA-3",), model=AddsGradients, level="contract",
+        sentence="gradient buffers are not cleared between calls",
+        source="karpathy/llm.c PR 548; karpathy/micrograd PR 102",
+    ),
+    between(
+        name="gradients-take-a-step", breaks=("WGT-5",), model=StepsInGradients,
+        sentence="asking for gradients also takes a step of the optimizer",
+    ),
+    between(
+        name="table-renormalized-in-place", breaks=("WGT-5", "VAL-1"), model=RenormalizesTable,
+        sentence="the lookup shortens long rows of the table in place, an option of the library",
+    ),
+    between(
+        name="stages-of-other-tokens", breaks=("VAL-3",), model=StagesOfOtherTokens,
+        sentence="stages are recorded in another pass than the logits, on padded ids",
+    ),
+    held(
+        name="head-is-a-copy", breaks=("TIE-4",), model=CopiedHead,
+        sentence="the head is a copy of the table: equal at the start, left behind by the first update",
+        source="NVIDIA/Megatron-LM #656; facebookresearch/lingua PR 75; rasbt/LLMs-from-scratch #822",
+    ),
+    held(
+        name="lookup-is-a-copy", breaks=("TIE-4",), model=CopiedLookup,
+        sentence="the lookup's table is a copy: what is assigned reaches the head alone",
+        source="google/torchax #68; dhansmair/flamingo-mini #4",
+    ),
+    held(
+        name="weights-copied-at-construction", breaks=("WGT-4", "TIE-4"), model=Copied,
+        sentence="forward passes run on copies made at construction",
+    ),
+    held(
+        name="matrices-copied-at-construction", breaks=("WGT-4",), model=CopiedMatrices,
+        sentence="matrices are fused or transposed once, at construction",
+    ),
+    held(
+        name="gains-copied-at-construction", breaks=("WGT-4",), model=CopiedGains,
+        sentence="gains are folded or cast once, at construction",
+    ),
+    held(
+        name="table-assigned-twice", breaks=("TIE-4",), model=AssignsTwice,
+        sentence="the shared table is stepped once for each of its roles",
+        source="paiml/entrenar #314; twitter-archive/torch-autograd #165; nntrainer/nntrainer PR 218",
+    ),
+    held(
+        name="assignment-without-effect", breaks=("WGT-4", "TIE-4"), model=AssignsNothing,
+        sentence="parameters are handed out as copies, and assigning writes to a copy",
+    ),
+    held(
+        name="assignment-adds", breaks=("WGT-4", "TIE-4"), model=AssignsSum,
+        sentence="assigning adds to what is there",
+    ),
+    held(
+        name="assignment-transposes", breaks=("WGT-4",), model=AssignsTransposed,
+        sentence="square matrices are assigned in the layout of another library",
+    ),
+    held(
+        name="head-listed-as-parameter", breaks=("WGT-1", "WGT-2"),
+        model=handing_out(lambda config, weights: {**weights, "lm_head.weight": weights[TABLE]}),
+        sentence="the tied table is listed, and counted, a second time as the head",
+        source="bigscience-workshop/Megatron-DeepSpeed #99; karpathy/llama2.c #378; TylerYep/torchinfo #377",
+    ),
+    held(
+        name="table-not-listed", breaks=("WGT-1", "WGT-2"),
+        model=handing_out(lambda config, weights: {n: w for n, w in weights.items() if n != TABLE}),
+        sentence="the tied table is in no list of parameters",
+        source="pytorch/torchtitan PR 3225 (subtracted twice)",
+    ),
+    held(
+        name="final-gain-not-listed", breaks=("WGT-1", "WGT-2"),
+        model=handing_out(lambda config, weights: {n: w for n, w in weights.items() if n != FINAL_GAIN}),
+        sentence="the last gain is in no list of parameters",
+    ),
+    held(
+        name="parameters-sorted-by-name", breaks=("WGT-1",),
+        model=handing_out(lambda config, weights: dict(sorted(weights.items()))),
+        sentence="parameters are listed in alphabetical order",
+    ),
+    held(
+        name="parameters-transposed", breaks=("WGT-2",),
+        model=handing_out(lambda config, weights: {n: w.T for n, w in weights.items()}),
+        sentence="matrices are handed out in the layout of another library",
+    ),
+    held(
+        name="parameters-rounded", breaks=("WGT-3",),
+        model=handing_out(lambda config, weights: {n: rounded(w * 1.0, "float16") for n, w in weights.items()}),
+        sentence="parameters are handed out in a checkpoint's format",
+    ),
+    held(
+        name="parameters-of-query-and-key-exchanged", breaks=("WGT-3",), model=handing_out(_query_and_key),
+        sentence="parameters are zipped with the names of another list: query and key are exchanged",
+    ),
+    held(
+        name="parameters-of-one-block", breaks=("WGT-3",),
+        model=handing_out(
+            lambda config, weights: {
+                n: weights["blocks.0." + n.split(".", 2)[2]] if n.startswith("blocks.") else w
+                for n, w in weights.items()
+            }
+        ),
+        sentence="every block hands out the parameters of the first: `[block] * n`",
+        source="linkedin/Liger-Kernel PR 269; espnet/espnet #1278",
+    ),
+    held(
+        name="parameters-with-a-bias", breaks=("WGT-1", "WGT-2"),
+        model=handing_out(lambda config, weights: {**weights, "head.bias": np.zeros(config.vocabulary_size)}),
+        sentence="a head built by a library has a bias, zero for now",
+    ),
+)  # fmt: skip

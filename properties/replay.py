@@ -1,0 +1,92 @@
+"""Replay files: a failing case with its arrays and the expected logits as JSON, readable without Python.
+
+Numbers are hexadecimal floats, exact in every language that reads them. `replay.schema.json` describes the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decoderspec import __version__
+from decoderspec.properties.cases import Array, Case, Stored
+from decoderspec.properties.truth import Truth
+from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import parameter_shapes
+
+FORMAT, VERSION = "decoderspec-case", 1
+
+
+class ReplayError(ValueError):
+    """A replay file that cannot be read: what came and what is allowed."""
+
+
+def write(path: Path, truth: Truth, requirements: Sequence[str], declared: Any) -> Path:
+    """Save the case; the folder is made where it is missing."""
+    tokens, targets = truth.batch
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "decoderspec": __version__,
+        "requirements": list(requirements),
+        "note": truth.case.note,
+        "precision": declared,
+        "config": asdict(truth.case.config),
+        "tokens": tokens.tolist(),
+        "targets": targets.tolist(),
+        "parameters": {name: _packed(value) for name, value in truth.parameters.items()},
+        "expected": {"logits": _packed(truth.logits.high), "noise": _packed(truth.units["logits"])},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> Case:
+    """The case of a replay file. Raises `ReplayError`."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as reason:
+        raise ReplayError(f"{path} cannot be read: {reason}") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ReplayError(f"{path} is not a case: its format must be {FORMAT!r}")
+    if document.get("version") != VERSION:
+        raise ReplayError(f"{path} has version {document.get('version')!r}; this reads version {VERSION}")
+    try:
+        return _case(document)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as reason:
+        raise ReplayError(f"{path}: {type(reason).__name__}: {reason}") from None
+
+
+def _case(document: Mapping[str, Any]) -> Case:
+    config = Config(**document["config"])
+    tokens, targets = (_ids(document, name, config) for name in ("tokens", "targets"))
+    shapes = parameter_shapes(config)
+    if set(shapes) != set(document["parameters"]):
+        raise ValueError("the parameters are not those of the configuration")
+    parameters = {name: _unpacked(document["parameters"][name], shape) for name, shape in shapes.items()}
+    stored = Stored(parameters, tokens, targets)
+    return Case(config, *tokens.shape, note=str(document.get("note", "")), stored=stored)
+
+
+def _ids(document: Mapping[str, Any], name: str, config: Config) -> Array:
+    ids = np.array(document[name])
+    if ids.ndim != 2 or ids.dtype.kind != "i" or not ids.size or ids.min() < 0 or ids.max() >= config.vocabulary_size:
+        raise ValueError(f"{name} must be rows of ids in 0..{config.vocabulary_size - 1}")
+    return ids.astype(np.int64)
+
+
+def _packed(value: Array) -> dict[str, Any]:
+    return {"shape": list(value.shape), "values": [float(number).hex() for number in value.ravel()]}
+
+
+def _unpacked(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
+    values = np.array([float.fromhex(number) for number in entry["values"]])
+    if tuple(entry["shape"]) != shape or values.size != int(np.prod(shape)) or not np.isfinite(values).all():
+        raise ValueError(f"expected {shape} finite values, got shape {entry['shape']} and {values.size} values")
+    return values.reshape(shape)
