@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import zlib
 from collections.abc import Sequence
@@ -64,8 +65,10 @@ def run(arguments: Sequence[str]) -> int:
         print("nothing is named: give module:attribute or file.py:attribute, or --self", file=sys.stderr)
         return 2
     try:
+        if options.json:
+            require_writable(options.json)
         report = _checked(name, options, further)
-    except (LoadError, DeclarationError, XfailError, replay.ReplayError) as reason:
+    except (LoadError, DeclarationError, XfailError, replay.ReplayError, OSError) as reason:
         print(f"decoderspec: {reason}", file=sys.stderr)
         return 2
     found = groups(report.run, report.failures())
@@ -74,9 +77,16 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
     print(render(report, found, [_next(report, group, name) for group in found]), end="")
-    if not report.tested or report.errors() or report.extras["problems"]:
+    if not report.tested or not report.decided or report.errors() or report.extras["problems"]:
         return 2
     return 0 if report.conforms else 1
+
+
+def require_writable(path: Path) -> None:
+    """Raise `OSError` now for a file that could not be written after all the work."""
+    folder = path.resolve().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise OSError(f"{path} cannot be written")
 
 
 def _next(report: Report, group: Group, name: str) -> str:
@@ -86,7 +96,10 @@ def _next(report: Report, group: Group, name: str) -> str:
         return ""
     requirement = group.shown["requirements"][0]
     path = CASES / f"{requirement}-{zlib.crc32(run.subject.name.encode()):08x}.json"
-    replay.write(path, run.truth(group.case), [requirement], run.subject.recipe.declared)
+    try:
+        replay.write(path, run.truth(group.case), [requirement], run.subject.recipe.declared)
+    except OSError:  # a folder that cannot be written to
+        return ""
     return f"decoderspec explain {name} --case {path}"
 
 
@@ -113,7 +126,7 @@ def _checked(name: str, options: argparse.Namespace, further: Sequence[str]) -> 
             claims=options.claims,
             required=required,
             xfails=read_xfails(options.xfails) if options.xfails else (),
-            workers=options.workers,
+            workers=0 if options.case else options.workers,  # one case is one process's work
             cases=[replay.read(options.case)] if options.case else (),
             pytest_arguments=further,
             progress=progress,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from decoderspec.commands.check import require_writable
 from decoderspec.faults.diagnosis import Diagnosis
 from decoderspec.properties import replay
 from decoderspec.properties.cases import Case
@@ -43,12 +44,14 @@ def run(arguments: Sequence[str]) -> int:
     """Diagnose, print, write."""
     options = parser().parse_args(list(arguments))
     try:
+        if options.json:
+            require_writable(options.json)
         subject = make_run(options.implementation, precision=options.precision)
         other = make_run(options.against) if options.against else None
         case = replay.read(options.case) if options.case else None
         case, found = (case, diagnosis(subject, case)) if case else first_wrong(subject)
         beside = diagnosis(other, case) if other else None
-    except (LoadError, DeclarationError, replay.ReplayError, Finding) as reason:
+    except (LoadError, DeclarationError, replay.ReplayError, Finding, OSError) as reason:
         print(f"decoderspec: {reason}", file=sys.stderr)
         return 2
     print(f"{subject.subject.name} on {case.note + ': ' if case.note else ''}{case.describe()}\n")
@@ -62,7 +65,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def first_wrong(subject: Run) -> tuple[Case, Diagnosis]:
     """The first short fixed case on which something is wrong, or the first of all."""
-    cases = [case for case in subject.fixed if case.tokens <= 40 and case.config.vocabulary_size <= 1000]
+    short = [case for case in subject.fixed if case.tokens <= 40 and case.config.vocabulary_size <= 1000]
+    cases = short or subject.fixed[:1]
     for case in cases:
         found = diagnosis(subject, case)
         if found.wrong:

@@ -7,6 +7,7 @@ from typing import Any
 
 from decoderspec.faults import (
     attention,
+    attention_pullbacks,
     embedding,
     feed_forward,
     gradients,
@@ -14,10 +15,14 @@ from decoderspec.faults import (
     heads,
     initialization,
     inputs,
+    loading,
     losses,
     norms,
+    parameters,
+    pullbacks,
     residual,
     rotary,
+    softmax,
     state,
 )
 from decoderspec.faults.fault import Fault, FaultyReference
@@ -28,14 +33,19 @@ BANK: tuple[Fault, ...] = (
     *heads.FAULTS,
     *rotary.FAULTS,
     *attention.FAULTS,
+    *softmax.FAULTS,
     *residual.FAULTS,
     *feed_forward.FAULTS,
     *head.FAULTS,
     *losses.FAULTS,
+    *pullbacks.FAULTS,
+    *attention_pullbacks.FAULTS,
     *gradients.FAULTS,
     *state.FAULTS,
+    *parameters.FAULTS,
     *initialization.FAULTS,
     *inputs.FAULTS,
+    *loading.FAULTS,
 )
 
 

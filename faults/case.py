@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from decoderspec.faults.fault import Weights
-from decoderspec.reference import units
-from decoderspec.reference.operations import OPERATIONS, Array
+from decoderspec.reference import oracle, units
+from decoderspec.reference.operations import OPERATIONS, Array, Operations
 from decoderspec.spec.config import Config
 from decoderspec.spec.precision import Recipe
+
+DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
 
 
 @dataclass
@@ -22,6 +26,8 @@ class Case:
     targets: Array | None
     recipe: Recipe
     seed: int = 0
+    units: dict[str, dict[str, Array]] = field(default_factory=dict)  # of all stages, by precision
+    spoiled: dict[Any, set[str]] = field(default_factory=dict)  # see `training.suspects`
     predicted: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)  # by hypothesis and place
 
     @cached_property
@@ -35,7 +41,25 @@ class Case:
         moved = units.deviations(self._compute(), self.recipe, self.seed)
         return {name: units.unit(deviation) for name, deviation in moved.items()}
 
-    def _compute(self) -> units.Any:
+    @cached_property
+    def truth(self) -> dict[str, Any]:
+        """Every stage by the oracle, from the tokens on."""
+        return oracle.forward(self.config, self.parameters, self.tokens, digits=DIGITS)
+
+    def stage_units(self, given: Mapping[str, Array], rule: Recipe) -> dict[str, Array]:
+        """Noise units of every stage, each from the given values before it."""
+        key = str(rule.declared)
+        if not given and key in self.units:
+            return self.units[key]
+        compute = units.stage_values(self.config, self.parameters, self.tokens, given)
+        found = {name: units.unit(moved) for name, moved in units.deviations(compute, rule, self.seed).items()}
+        if not given:
+            self.units[key] = found
+        return found
+
+    def _compute(self) -> Callable[[Operations], dict[str, Array]]:
         if self.targets is None:
             raise ValueError("without targets there is neither loss nor gradient")
-        return units.training_values(self.config, self.parameters, self.tokens, self.targets)
+        batch = self.tokens, self.targets
+        compute: Callable[[Operations], dict[str, Array]] = units.training_values(self.config, self.parameters, *batch)
+        return compute

@@ -67,9 +67,7 @@ def feed_forward(ops: Operations, config: Config, weights: Weights, n: Array, at
     return right.feed_forward(ops, weights, n, at + "ffn.")
 
 
-def branches(
-    attend: Callable[..., Array] = attention, feed: Callable[..., Array] = feed_forward
-) -> Block:
+def branches(attend: Callable[..., Array] = attention, feed: Callable[..., Array] = feed_forward) -> Block:
     """A block with another branch: both take `(ops, config, weights, normalized, at)`."""
 
     def block(ops: Operations, config: Config, weights: Weights, x: Array, at: str) -> Array:

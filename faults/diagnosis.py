@@ -59,8 +59,8 @@ class Diagnosis:
     @property
     def wrong(self) -> bool:
         """Whether anything that was given is wrong."""
-        loss = self.loss is not None and not self.loss.conforms
-        return loss or not all(report.conforms for report in (*self.stages, *self.gradients))
+        right = [report.conforms for report in self.stages] + [report.conforms for report in self.gradients]
+        return not all(right) or (self.loss is not None and not self.loss.conforms)
 
     def to_json(self) -> dict[str, object]:
         """Plain data: the stages, the first wrong one, the likely causes, the next hypothesis, loss and gradients."""
@@ -93,7 +93,8 @@ class Diagnosis:
     def _loss_lines(self) -> Iterable[str]:
         if self.loss is not None:
             verdict = "right" if self.loss.conforms else "WRONG"
-            yield f"loss, given its own logits: {verdict}, {self.loss.noise:.3g} x noise ({self.loss.allowed:.1f} allowed)"
+            error = f"{self.loss.noise:.3g} x noise ({self.loss.allowed:.1f} allowed)"
+            yield f"loss, given its own logits: {verdict}, {error}"
 
     def _gradient_lines(self) -> Iterable[str]:
         wrong = [report for report in self.gradients if not report.conforms]
@@ -131,9 +132,7 @@ def diagnose(
     return diagnose_case(case, observed, bank=bank, pairs=pairs)
 
 
-def diagnose_case(
-    case: Case, observed: Observed, *, bank: Sequence[Fault] = BANK, pairs: bool = False
-) -> Diagnosis:
+def diagnose_case(case: Case, observed: Observed, *, bank: Sequence[Fault] = BANK, pairs: bool = False) -> Diagnosis:
     """`diagnose`, for whoever has several things to ask about one case: predictions are kept in it."""
     given = dict(observed.stages)
     if observed.logits is not None:
@@ -149,7 +148,10 @@ def diagnose_case(
 
 
 def _of_training(
-    case: Case, stages: tuple[StageReport, ...], given: Mapping[str, Array], observed: Observed,
+    case: Case,
+    stages: tuple[StageReport, ...],
+    given: Mapping[str, Array],
+    observed: Observed,
     bank: Sequence[Fault],
 ) -> Diagnosis:
     """The forward pass is right: what of the loss and the gradients?"""

@@ -20,13 +20,13 @@ lookup = partial(Fault, family="embedding", stage="embedding", breaks=("VAL-1", 
 def _sinusoids(x: Array) -> Array:
     tokens, width = x.shape[-2:]
     angle = np.arange(tokens)[:, None] / 10000.0 ** (2 * (np.arange(width) // 2) / width)
-    return np.where(np.arange(width) % 2, np.cos(angle), np.sin(angle))
+    return np.asarray(np.where(np.arange(width) % 2, np.cos(angle), np.sin(angle)))
 
 
 def _sixteen_bits(table: Array, tokens: Array) -> Array:
     width = table.shape[-1]
     offset = (tokens * width).astype(np.int16).astype(np.int64)
-    return table.reshape(-1)[(offset[..., None] + np.arange(width)) % table.size]
+    return np.asarray(table.reshape(-1)[(offset[..., None] + np.arange(width)) % table.size])
 
 
 def _clipped_norm(x: Array) -> Array:
@@ -73,12 +73,14 @@ FAULTS = (
     ),
     lookup(
         name="embedding-offset-in-16-bits",
+        breaks=("VAL-1",),
         sentence="the flat offset of a row is formed in too few bits and wraps for a large table",
         source="pytorch/pytorch #111484; microsoft/onnxruntime #32299",
         operations=swap(embed=_sixteen_bits),
     ),
     lookup(
         name="embedding-id-in-8-bits",
+        breaks=("VAL-1",),
         sentence="ids are stored in one byte, as for a vocabulary of bytes",
         operations=swap(embed=lambda table, tokens: embed(table, tokens & 255)),
     ),

@@ -79,7 +79,7 @@ class Fault:
 
 
 def swap(**functions: Callable[..., Any]) -> Substitution:
-    """Other plain functions for operations by name: `swap(rms_norm=f, rms_norm_vjp=g)`. What is not named stays right."""
+    """Other plain functions for operations by name: `swap(rms_norm=f, rms_norm_vjp=g)`; the others stay right."""
 
     def change(operations: Operations) -> Operations:
         for name, function in functions.items():

@@ -160,9 +160,7 @@ FAULTS = (
     adapter(
         name="head-from-another-tensor",
         sentence="the head is a tensor of its own, left as it was initialized",
-        operations=swap(
-            project=lambda x, table: project(x, np.random.default_rng(0).normal(size=table.shape) * 0.02)
-        ),
+        operations=swap(project=lambda x, table: project(x, np.random.default_rng(0).normal(size=table.shape) * 0.02)),
     ),
     adapter(
         name="square-matrices-not-transposed",

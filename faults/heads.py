@@ -10,7 +10,7 @@ import numpy as np
 from decoderspec.faults.compositions import always_from, branches, composed, exchanged, heads_of, projected, turned
 from decoderspec.faults.fault import Fault, Weights, at, swap
 from decoderspec.reference import decoder as right
-from decoderspec.reference.operations import Array, Operations, inverse_root, linear, merge, rows, split
+from decoderspec.reference.operations import Array, Operations, inverse_root, linear, merge, rotate, rows, split
 from decoderspec.spec.config import Config
 
 ROLES = ("attention.query", "attention.key", "attention.value")
@@ -76,6 +76,11 @@ def _fused_by_head(ops: Operations, config: Config, weights: Weights, n: Array, 
     q, k, v = (np.moveaxis(packed[..., i, :], -2, -3) for i in range(3))
     merged = ops.merge(here + "merged", right.attend(ops, *turned(ops, config, q, k, v, here), here))
     return ops.linear(here + "output", merged, weights["attention.output.weight"])
+
+
+def _key_for_value(ops: Operations, config: Config, q: Array, k: Array, v: Array, here: str) -> Any:
+    query, key, _ = turned(ops, config, q, k, v, here)
+    return query, key, key
 
 
 def _only_even_heads(y: Array) -> Array:
@@ -184,7 +189,7 @@ FAULTS = (
         sentence="queries and keys are normalized by head after they were rotated",
         stage="attention.rotated_query",
         also=("attention.rotated_key",),
-        operations=lambda operations: swap(rotate=lambda x, table: _normed(operations.rotate("", x, table)))(operations),
+        operations=swap(rotate=lambda x, table: _normed(rotate(x, table))),
     ),
     query(
         name="query-scaled-twice",
@@ -224,12 +229,12 @@ FAULTS = (
         name="value-is-rotated-key",
         sentence="the rotated keys are averaged instead of the values",
         stage="attention.heads",
-        decoder=heads_of(lambda ops, config, q, k, v, here: (lambda a, b, _: (a, b, b))(*turned(ops, config, q, k, v, here))),
+        decoder=heads_of(_key_for_value),
     ),
     merging(
         name="merged-without-transpose",
         sentence="heads are merged without moving their axis back: tokens get pieces of other tokens",
-        source="jsbaan/transformer-from-scratch PR 6; ajhalthor/Transformer-Neural-Network PR 4; hackiey/QAnet-pytorch #2",
+        source="jsbaan/transformer-from-scratch PR 6; ajhalthor/Transformer-Neural-Network PR 4",
         breaks=(*VALUES, "CAU-1"),
         operations=swap(merge=lambda x: x.reshape(*x.shape[:-3], x.shape[-2], x.shape[-3] * x.shape[-1])),
     ),
@@ -246,7 +251,9 @@ FAULTS = (
     output(
         name="output-projection-missing",
         sentence="merged heads are added to the stream as they are",
-        operations=at("attention.output", swap(linear=lambda x, weight: x * 1.0, linear_vjp=lambda dy, y, x, w: (dy, None))),
+        operations=at(
+            "attention.output", swap(linear=lambda x, weight: x * 1.0, linear_vjp=lambda dy, y, x, w: (dy, None))
+        ),
     ),
     output(
         name="output-projection-transposed",

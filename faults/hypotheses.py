@@ -102,7 +102,9 @@ def _by_logits(case: Case, found: Found, logits: Array, forward: Sequence[Fault]
     return tuple(ordered), found[1], found[2]
 
 
-def _forward_values(case: Case, fault: Fault, before: Mapping[str, Array], first: str) -> Callable[[Substitution], Values]:
+def _forward_values(
+    case: Case, fault: Fault, before: Mapping[str, Array], first: str
+) -> Callable[[Substitution], Values]:
     """The stage `first` from the values before it, or the logits from the tokens on."""
 
     def values(over: Substitution) -> Values:
@@ -157,15 +159,12 @@ def _valid(pairs: Iterable[tuple[tuple[Fault, Fault], Fault | None]]) -> Iterabl
 # --- Ranking ---
 
 
-def ranked(
-    case: Case, tried: Sequence[Hypothesis], seen: Mapping[str, Array], stages: set[str] | None
-) -> Found:
+def ranked(case: Case, tried: Sequence[Hypothesis], seen: Mapping[str, Array], stages: set[str] | None) -> Found:
     """Hypotheses by how near they come: the nearest few are judged by the noise of their own computation."""
     near = sorted(((distance(case, each, seen), i) for i, each in enumerate(tried)), key=lambda pair: pair[0])
     judged = [_judged(case, tried[i], seen) for gap, i in near[:CLOSEST] if np.isfinite(gap)]
     while judged and judged[-1].reproduces and len(judged) < len(near):  # a large group of the same function
-        gap, i = near[len(judged)]
-        judged.append(_judged(case, tried[i], seen))
+        judged.append(_judged(case, tried[near[len(judged)][1]], seen))
     within = sorted((c for c in judged if c.reproduces), key=lambda c: (not _fits(c, tried, stages), c.noise))
     beyond = sorted((c for c in judged if not c.reproduces), key=lambda c: c.noise)
     return tuple(within), (beyond[0] if beyond else None), len(tried)
@@ -241,23 +240,24 @@ def own_units(case: Case, hypothesis: Hypothesis, exact: Values) -> Values:
 def _size(value: Array) -> float:
     """Root mean square of what is finite."""
     finite = value[np.isfinite(value)]
-    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 1.0
+    largest = float(np.max(np.abs(finite), initial=0.0))  # squares of the largest numbers would overflow
+    return largest * float(np.sqrt(np.mean(np.square(finite / largest)))) if largest else 0.0
 
 
 def _deviation(moved: Array, value: Array) -> Array:
     """What the noise does, `[runs, *shape]`; nothing where the value is not finite."""
     gap = np.broadcast_to(moved - value, (RUNS, *value.shape))
-    return np.nan_to_num(gap, nan=0.0, posinf=0.0, neginf=0.0)
+    return np.asarray(np.nan_to_num(gap, nan=0.0, posinf=0.0, neginf=0.0))
 
 
 def _noisy(noise: Noise, operations: Operations) -> Operations:
-    """Noise on wrong operations too. That of the softmax takes rows to sum to one: what does not is scaled there and back."""
+    """Noise on wrong operations too. That of the softmax takes rows to sum to one: others are scaled there and back."""
     wrong = operations.softmax
 
     def perform(stage: str, s: Array) -> Array:
         p = wrong(stage, s)
         total = np.sum(p, axis=-1, keepdims=True)
-        return softmax(noise, Place(noise.recipe, stage), p / total, s) * total
+        return np.asarray(softmax(noise, Place(noise.recipe, stage), p / total, s) * total)
 
     changed = noisy(noise, operations)
     return replace(changed, softmax=replace(changed.softmax, perform=perform))

@@ -16,9 +16,7 @@ from decoderspec.reference.splitmix64 import SplitMix64, draw
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_shapes
 
-initial = partial(
-    Fault, family="initialization", level="contract", stage="initialization", breaks=("INI-1",)
-)
+initial = partial(Fault, family="initialization", level="contract", stage="initialization", breaks=("INI-1",))
 Draw = Callable[[tuple[int, ...], SplitMix64], Array]
 
 

@@ -1,4 +1,4 @@
-"""Faults of refusal: bad input that is taken, and good input that is refused."""
+"""Faults of refusal: bad configurations, ids and targets that are taken, and good ones that are refused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ from decoderspec.spec.errors import SpecError, error
 from decoderspec.spec.parameters import FINAL_GAIN, parameter_shapes
 
 accepting = partial(Fault, family="inputs", level="contract")
+
+
 config_fault = partial(accepting, stage="configuration", breaks=("CFG-1",))
+
+
 token_fault = partial(accepting, stage="tokens")
+
+
 target_fault = partial(accepting, stage="targets", breaks=("INP-5",))
-parameter_fault = partial(accepting, stage="parameters", breaks=("INP-6",))
+
 
 Tokens = Callable[[Config, Any], Array]
 
@@ -59,20 +65,27 @@ def _only_maximum(config: Config, tokens: Any) -> Array:
 def _first_row_only(config: Config, tokens: Any) -> Array:
     ids = validation.validate_token_shape(config, tokens)
     validation.validate_token_ids(config, ids[:1])
-    return np.clip(ids, 0, config.vocabulary_size - 1).astype(np.int64)
+    return np.asarray(np.clip(ids, 0, config.vocabulary_size - 1), np.int64)
 
 
 def _first_id_only(config: Config, tokens: Any) -> Array:
     ids = validation.validate_token_shape(config, tokens)
     validation.validate_token_ids(config, ids[:1, :1])
-    return np.clip(ids, 0, config.vocabulary_size - 1).astype(np.int64)
+    return np.asarray(np.clip(ids, 0, config.vocabulary_size - 1), np.int64)
 
 
-def _refused(config: Config, tokens: Any, when: Callable[[Config, Array], bool], code: str, **values: Any) -> Array:
+def _refused(
+    config: Config, tokens: Any, when: Callable[[Config, Array], bool], code: str, values: dict[str, Any]
+) -> Array:
     ids = validation.validate_tokens(config, tokens)
     if when(config, ids):
         raise error(code, **values)
     return ids
+
+
+def _or_else(taken: Callable[[Any], bool]) -> Tokens:
+    """Some ids taken as they are, all others checked."""
+    return lambda config, z: np.asarray(z, np.int64) if taken(z) else validation.validate_tokens(config, z)
 
 
 def _longer(config: Config, beyond: int) -> Config:
@@ -94,10 +107,6 @@ def _config_of_integers(config: Config) -> Config:
 
 def _unless_layers(config: Config) -> Config:
     return validation.validate_config(config) if config.layers else config
-
-
-def _positive(config: Config, name: str, value: Any) -> Config:
-    return replace(config, **{name: value})
 
 
 def _floor_heads(config: Config) -> Config:
@@ -137,63 +146,9 @@ def parameters_mended(mend: Callable[[Config, dict[str, Any]], Given]) -> Callab
     return lambda config, given: validation.validate_parameters(config, mend(config, dict(given)))
 
 
-def _each(change: Callable[[tuple[int, ...], Any], Any]) -> Callable[[Config, Given], Any]:
-    """Every given parameter changed, with its right shape known."""
-
-    def mend(config: Config, given: dict[str, Any]) -> Given:
-        shapes = parameter_shapes(config)
-        return {name: change(shapes[name], value) if name in shapes else value for name, value in given.items()}
-
-    return parameters_mended(mend)
-
-
-def _filled(config: Config, given: dict[str, Any]) -> Given:
+def filled(config: Config, given: dict[str, Any]) -> Given:
+    """Missing parameters made up, unknown ones dropped."""
     return {name: given.get(name, np.ones(shape)) for name, shape in parameter_shapes(config).items()}
-
-
-def _known(config: Config, given: dict[str, Any]) -> Given:
-    return {name: value for name, value in given.items() if name in parameter_shapes(config)}
-
-
-def _broadcast(shape: tuple[int, ...], value: Any) -> Any:
-    try:
-        return np.broadcast_to(value, shape)
-    except ValueError:
-        return value
-
-
-def _turned(shape: tuple[int, ...], value: Any) -> Any:
-    array = np.asarray(value)
-    return array.T if array.shape == shape[::-1] and array.shape != shape else value
-
-
-def _reshaped(shape: tuple[int, ...], value: Any) -> Any:
-    array = np.asarray(value)
-    return array.reshape(shape) if array.size == np.prod(shape) else value
-
-
-def _cut(shape: tuple[int, ...], value: Any) -> Any:
-    array = np.asarray(value)
-    return array[tuple(slice(n) for n in shape)] if array.ndim == len(shape) else value
-
-
-def _finite(_shape: tuple[int, ...], value: Any) -> Any:
-    return np.nan_to_num(value, posinf=1e300, neginf=-1e300) if np.asarray(value).dtype.kind == "f" else value
-
-
-def _real(_shape: tuple[int, ...], value: Any) -> Any:
-    array = np.asarray(value)
-    return array.real.copy() if array.dtype.kind == "c" else value
-
-
-def _as_float(_shape: tuple[int, ...], value: Any) -> Any:
-    return np.asarray(value).astype(float)
-
-
-def _not_finite_taken(config: Config, given: Given) -> Any:
-    finite = {name: _finite((), value) for name, value in given.items()}
-    found = validation.validate_parameters(config, finite)
-    return {name: np.array(given[name], dtype=float) for name in found}
 
 
 class SpoiledByRefusal(FaultyModel):
@@ -255,7 +210,7 @@ FAULTS = (
     ),
     config_fault(
         name="negative-epsilon-taken",
-        config=lenient("InvalidRmsEpsilon", otherwise=lambda config: _positive(config, "rms_epsilon", 0.0)),
+        config=lenient("InvalidRmsEpsilon", otherwise=lambda config: replace(config, rms_epsilon=0.0)),
         sentence="a negative epsilon, or none at all, is taken for zero",
     ),
     config_fault(
@@ -263,16 +218,18 @@ FAULTS = (
         sentence="sizes are cut to integers: 2.5 heads are 2",
     ),
     config_fault(
-        name="zero-context-taken", config=lenient("ZeroPositionCapacity", otherwise=lambda c: _positive(c, "max_positions", 64)),
+        name="zero-context-taken",
+        config=lenient("ZeroPositionCapacity", otherwise=lambda c: replace(c, max_positions=64)),
         sentence="a context of zero stands for a default",
     ),
     config_fault(
-        name="negative-layers-taken", config=lenient("Negative", otherwise=lambda c: replace(c, layers=max(0, c.layers))),
+        name="negative-layers-taken",
+        config=lenient("Negative", otherwise=lambda c: replace(c, layers=max(0, c.layers))),
         sentence="a negative number of layers counts as none",
     ),
     accepting(
         name="sizes-cut-to-what-fits", stage="configuration", breaks=("CFG-2",),
-        config=lenient("Embedding", "AllocationFailed", otherwise=_small), parameters=parameters_mended(_filled),
+        config=lenient("Embedding", "AllocationFailed", otherwise=_small), parameters=parameters_mended(filled),
         sentence="sizes are cut to what fits, and parameters are made where they are missing",
     ),
     accepting(
@@ -324,7 +281,7 @@ FAULTS = (
     token_fault(
         name="last-id-refused", breaks=("INP-1",),
         tokens=lambda config, tokens: _refused(
-            config, tokens, lambda c, z: bool((z == c.vocabulary_size - 1).any()), "DecoderModelError.EmptyTokens"
+            config, tokens, lambda c, z: bool((z == c.vocabulary_size - 1).any()), "DecoderModelError.EmptyTokens", {}
         ),
         sentence="the bound is exclusive by one too many: the last id is refused",
     ),
@@ -345,15 +302,13 @@ FAULTS = (
     ),
     token_fault(
         name="empty-batch-taken", breaks=("INP-2",),
-        tokens=lambda config, z: np.asarray(z, np.int64) if np.shape(z)[:1] == (0,) else validation.validate_tokens(config, z),
+        tokens=_or_else(lambda z: np.shape(z)[:1] == (0,)),
         sentence="an empty batch gives an empty result, and a mean of nothing",
         source="Dao-AILab/flash-attention #1159, PR 2470, PR 2568; pytorch/pytorch PR 195812",
     ),
     token_fault(
         name="no-tokens-taken", breaks=("INP-2",),
-        tokens=lambda config, z: (
-            np.asarray(z, np.int64) if np.ndim(z) == 2 and 0 in np.shape(z)[1:] else validation.validate_tokens(config, z)
-        ),
+        tokens=_or_else(lambda z: np.ndim(z) == 2 and np.shape(z)[1] == 0),
         sentence="rows without tokens give an empty result",
         source="Dao-AILab/flash-attention #1159; pytorch/pytorch PR 195812",
     ),
@@ -382,7 +337,7 @@ FAULTS = (
         name="full-context-refused", breaks=("INP-4",),
         tokens=lambda config, tokens: _refused(
             config, tokens, lambda c, z: z.shape[1] >= c.max_positions > 1, "DecoderModelError.ContextLengthExceeded",
-            tokens=config.max_positions, max_positions=config.max_positions,
+            {"tokens": config.max_positions, "max_positions": config.max_positions},
         ),
         sentence="a sequence as long as the context is refused",
     ),
@@ -393,7 +348,7 @@ FAULTS = (
     ),
     target_fault(
         name="targets-unchecked", sentence="targets are not checked at all: negative ones wrap around",
-        targets=lambda config, ids, targets: _fitted(ids, np.asarray(targets).astype(np.int64) % config.vocabulary_size),
+        targets=lambda config, ids, y: _fitted(ids, np.asarray(y).astype(np.int64) % config.vocabulary_size),
     ),
     target_fault(
         name="targets-clamped", targets=targets_mended(lambda c, z, y: np.clip(y, 0, c.vocabulary_size - 1)),
@@ -417,46 +372,6 @@ FAULTS = (
         name="boolean-targets-taken",
         targets=targets_mended(lambda c, z, y: y.astype(np.int64) if y.dtype.kind == "b" else y),
         sentence="booleans are taken for targets 0 and 1",
-    ),
-    parameter_fault(
-        name="missing-parameters-filled", parameters=parameters_mended(_filled),
-        sentence="a missing parameter keeps its initial value, as where loading is not strict",
-    ),
-    parameter_fault(
-        name="unknown-parameters-dropped", parameters=parameters_mended(_known),
-        sentence="unknown parameters are dropped in silence, as where loading is not strict",
-    ),
-    parameter_fault(
-        name="parameters-broadcast", parameters=_each(_broadcast),
-        sentence="a parameter of a smaller shape is broadcast",
-    ),
-    parameter_fault(
-        name="parameters-turned-to-fit", parameters=_each(_turned),
-        sentence="a matrix of the transposed shape is transposed",
-    ),
-    parameter_fault(
-        name="parameters-reshaped", parameters=_each(_reshaped),
-        sentence="a parameter of the right number of scalars is reshaped",
-    ),
-    parameter_fault(
-        name="parameters-cut", parameters=_each(_cut),
-        sentence="a parameter that is too large is cut",
-    ),
-    parameter_fault(
-        name="parameters-made-finite", parameters=_each(_finite),
-        sentence="values that are not finite are replaced",
-    ),
-    parameter_fault(
-        name="parameters-not-finite-taken", parameters=_not_finite_taken,
-        sentence="values that are not finite are taken",
-    ),
-    parameter_fault(
-        name="parameters-complex-taken", parameters=_each(_real),
-        sentence="imaginary parts are discarded",
-    ),
-    parameter_fault(
-        name="parameters-of-any-type-taken", parameters=_each(_as_float),
-        sentence="whatever turns into a number is taken: strings, booleans, None",
     ),
     accepting(
         name="spoiled-by-a-refusal", stage="state", breaks=("INP-7",), model=SpoiledByRefusal,

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decoderspec.faults.case import Case
-from decoderspec.reference import oracle, units
+from decoderspec.faults.case import DIGITS, Case
+from decoderspec.reference import oracle
 from decoderspec.reference.limits import Comparison, compare
 from decoderspec.reference.operations import Array
-from decoderspec.spec.precision import Recipe, recipe
+from decoderspec.spec.precision import recipe
 from decoderspec.spec.stages import stage_names
 
-DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
 FINEST = recipe("float64")
 
 
@@ -40,22 +39,13 @@ class StageReport:
 
 def local_reports(case: Case, given: Mapping[str, Array]) -> tuple[StageReport, ...]:
     """Every given stage in forward order. What is not finite is wrong, and nothing after it is judged by it."""
-    usable = {name: value for name, value in given.items() if np.isfinite(value).all()}
-    truth = oracle.forward(case.config, case.parameters, case.tokens, digits=DIGITS, given=_used(case, usable))
-    unit, finest = (stage_units(case, usable, rule) for rule in (case.recipe, FINEST))
+    before = {name: value for name, value in given.items() if name != "logits" and np.isfinite(value).all()}
+    truth = case.truth
+    if before:
+        truth = oracle.forward(case.config, case.parameters, case.tokens, digits=DIGITS, given=before)
+    unit, finest = (case.stage_units(before, rule) for rule in (case.recipe, FINEST))
     names = [name for name in stage_names(case.config.layers) if name in given]
     return tuple(_report(name, given[name], truth[name], unit[name], finest[name]) for name in names)
-
-
-def _used(case: Case, given: Mapping[str, Array]) -> dict[str, Array]:
-    """The given values that anything after them uses: a value of the last stage is only compared."""
-    return {name: value for name, value in given.items() if name != "logits"}
-
-
-def stage_units(case: Case, given: Mapping[str, Array], rule: Recipe) -> dict[str, Array]:
-    """Noise units of every stage, each from the given values before it."""
-    compute = units.stage_values(case.config, case.parameters, case.tokens, given)
-    return {name: units.unit(moved) for name, moved in units.deviations(compute, rule, case.seed).items()}
 
 
 def _report(name: str, got: Array, truth: Array, unit: Array, finest: Array) -> StageReport:

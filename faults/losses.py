@@ -100,7 +100,7 @@ FAULTS = (
     loss(
         name="loss-without-first-position",
         sentence="the first position of each row is left out",
-        operations=swap(nll=lambda y, t: mean(position_losses(y, t)[..., 1:] if t.shape[-1] > 1 else position_losses(y, t))),
+        operations=swap(nll=lambda y, t: mean(position_losses(y, t)[..., min(1, t.shape[-1] - 1) :])),
     ),
     loss(
         name="loss-of-last-position",

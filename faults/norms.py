@@ -17,9 +17,7 @@ from decoderspec.reference.operations import Array, Operations, inverse_root, rm
 from decoderspec.spec.config import Config
 
 VALUES = ("VAL-1", "VAL-2")
-every_norm = partial(
-    Fault, family="norms", stage="attention_norm", also=("ffn_norm", "final_norm"), breaks=VALUES
-)
+every_norm = partial(Fault, family="norms", stage="attention_norm", also=("ffn_norm", "final_norm"), breaks=VALUES)
 last_norm = partial(Fault, family="norms", stage="final_norm", breaks=VALUES)
 second_norm = partial(Fault, family="norms", stage="ffn_norm", breaks=VALUES)
 
@@ -34,7 +32,7 @@ def _centred(x: Array) -> Array:
 
 
 def _scaled_epsilon(x: Array, gain: Array, epsilon: float) -> Array:
-    return rms_norm(x, gain, epsilon * np.max(np.abs(x), axis=-1, keepdims=True) ** 2)  # type: ignore[arg-type]
+    return rms_norm(x, gain, epsilon * np.max(np.abs(x), axis=-1, keepdims=True) ** 2)
 
 
 def _unless(corner: Any, epsilon: float) -> float:
@@ -101,15 +99,15 @@ FAULTS = (
         name="norm-sum-for-mean",
         sentence="squares are summed and not divided by the width",
         source="kyegomez/zeta #180",
-        operations=swap(rms_norm=lambda x, gain, epsilon: x / np.sqrt(np.sum(x * x, -1, keepdims=True) + epsilon) * gain),
+        operations=swap(rms_norm=lambda x, gain, epsilon: x / np.sqrt(mean_square(x) * x.shape[-1] + epsilon) * gain),
     ),
     every_norm(
         name="norm-unbiased-mean",
         sentence="the sum of squares is divided by d - 1, as a library's variance does by default",
         operations=swap(
-            rms_norm=lambda x, gain, epsilon: x
-            / np.sqrt(mean_square(x) * x.shape[-1] / (x.shape[-1] - 1) + epsilon)
-            * gain
+            rms_norm=lambda x, gain, epsilon: (
+                x / np.sqrt(mean_square(x) * x.shape[-1] / (x.shape[-1] - 1) + epsilon) * gain
+            )
         ),
     ),
     every_norm(
@@ -125,9 +123,7 @@ FAULTS = (
     every_norm(
         name="norm-absolute-mean",
         sentence="the mean absolute value takes the place of the root mean square",
-        operations=swap(
-            rms_norm=lambda x, gain, epsilon: x / (np.mean(np.abs(x), -1, keepdims=True) + epsilon) * gain
-        ),
+        operations=swap(rms_norm=lambda x, gain, epsilon: x / (np.mean(np.abs(x), -1, keepdims=True) + epsilon) * gain),
     ),
     every_norm(
         name="norm-over-tokens",
@@ -147,18 +143,18 @@ FAULTS = (
         name="norm-over-the-batch",
         sentence="one statistic for the whole batch",
         operations=swap(
-            rms_norm=lambda x, gain, epsilon: x
-            / np.sqrt(np.mean(x * x, axis=(-3, -2, -1), keepdims=True) + epsilon)
-            * gain
+            rms_norm=lambda x, gain, epsilon: (
+                x / np.sqrt(np.mean(x * x, axis=(-3, -2, -1), keepdims=True) + epsilon) * gain
+            )
         ),
     ),
     every_norm(
         name="norm-last-feature-left-out",
         sentence="the loop over features ends one early",
         operations=swap(
-            rms_norm=lambda x, gain, epsilon: x
-            / np.sqrt(np.sum(x[..., :-1] ** 2, -1, keepdims=True) / x.shape[-1] + epsilon)
-            * gain
+            rms_norm=lambda x, gain, epsilon: (
+                x / np.sqrt(np.sum(x[..., :-1] ** 2, -1, keepdims=True) / x.shape[-1] + epsilon) * gain
+            )
         ),
     ),
     every_norm(

@@ -15,13 +15,13 @@ def rounded(values: Array, name: str) -> Array:
     """The nearest values of a format (`float32`, `float16`, `bfloat16`), still in float64; overflow is infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         if name in ("float32", "float16"):
-            return np.asarray(values).astype(name).astype(np.float64)
+            return np.asarray(np.asarray(values).astype(name), np.float64)
         return _significand(np.asarray(values, np.float64), FORMATS[name])
 
 
 def _significand(values: Array, form: Format) -> Array:
     mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.rint(np.ldexp(mantissa, form.bits)), exponent - form.bits)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, form.bits)), exponent - form.bits))
 
 
 def accumulated(terms: Array, name: str, axis: int = -1) -> Array:

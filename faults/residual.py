@@ -117,9 +117,7 @@ FAULTS = (
         name="feed-forward-residual-missing",
         sentence="the feed-forward replaces the stream",
         breaks=("VAL-1", "RES-1"),
-        operations=at(
-            "output", swap(add=lambda x, branch: branch * 1.0, add_vjp=lambda dy, y, x, branch: (None, dy))
-        ),
+        operations=at("output", swap(add=lambda x, branch: branch * 1.0, add_vjp=lambda dy, y, x, branch: (None, dy))),
     ),
     first(
         name="attention-not-added",

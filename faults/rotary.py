@@ -96,7 +96,8 @@ def at_positions(change: Callable[[Array], Array]) -> Substitution:
 
 def _shifted_query(ops: Operations, config: Config, q: Array, k: Array, v: Array, here: str) -> Any:
     moved = table(ops, config, q, here + "moved/", np.arange(q.shape[-2]) + 1)
-    return ops.rotate(here + "rotated_query", q, moved), ops.rotate(here + "rotated_key", k, table(ops, config, q, here)), v
+    key = ops.rotate(here + "rotated_key", k, table(ops, config, q, here))
+    return ops.rotate(here + "rotated_query", q, moved), key, v
 
 
 def _values_too(ops: Operations, config: Config, q: Array, k: Array, v: Array, here: str) -> Any:
@@ -115,6 +116,9 @@ def _before_the_split(ops: Operations, config: Config, weights: Weights, n: Arra
     q, k = (ops.split(here + r, x, config.heads) for r, x in zip(("rotated_query", "rotated_key"), whole, strict=True))
     merged = ops.merge(here + "merged", right.attend(ops, q, k, ops.split(here + "value", flat[2], config.heads), here))
     return ops.linear(here + "output", merged, weights["attention.output.weight"])
+
+
+_identity = swap(rotate=lambda x, turn: x * 1.0, rotate_vjp=lambda dy, y, x, turn: (dy, None))
 
 
 def _zero_sine_unless_power_of_two(positions: Array, width: int, base: float) -> Array:
@@ -154,24 +158,20 @@ FAULTS = (
     turning(
         name="rotation-missing",
         sentence="queries and keys are not rotated",
-        operations=swap(rotate=lambda x, turn: x * 1.0, rotate_vjp=lambda dy, y, x, turn: (dy, None)),
+        operations=_identity,
     ),
     turning(
         name="rotation-of-queries-alone",
         sentence="keys are not rotated",
         stage="attention.rotated_key",
         also=(),
-        operations=at(
-            "attention.rotated_key", swap(rotate=lambda x, turn: x * 1.0, rotate_vjp=lambda dy, y, x, turn: (dy, None))
-        ),
+        operations=at("attention.rotated_key", _identity),
     ),
     turning(
         name="rotation-of-keys-alone",
         sentence="queries are not rotated",
         also=(),
-        operations=at(
-            "attention.rotated_query", swap(rotate=lambda x, turn: x * 1.0, rotate_vjp=lambda dy, y, x, turn: (dy, None))
-        ),
+        operations=at("attention.rotated_query", _identity),
     ),
     turning(
         name="rotation-of-values-too",
@@ -261,7 +261,9 @@ FAULTS = (
         sentence="exponents are divided by the model width",
         decoder=lambda ops, config, weights, tokens: right.decoder(
             by_frequency(lambda w, base: base ** (-2.0 * np.arange(w // 2) / config.model_width))(ops),
-            config, weights, tokens,
+            config,
+            weights,
+            tokens,
         ),
     ),
     turning(
@@ -332,6 +334,7 @@ FAULTS = (
     ),
     turning(
         name="positions-in-bfloat16",
+        breaks=("VAL-1",),
         sentence="positions are kept in bfloat16, which has no odd numbers past 256",
         source="huggingface/transformers #29496; EleutherAI/gpt-neox #1003",
         operations=at_positions(lambda p: rounded(p, "bfloat16")),
@@ -344,6 +347,7 @@ FAULTS = (
     ),
     turning(
         name="positions-wrap-at-32",
+        breaks=("VAL-1",),
         sentence="positions past the end of a table of 32 start again",
         operations=at_positions(lambda p: p % 32),
     ),

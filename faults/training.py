@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from decoderspec.faults.case import Case
+from decoderspec.faults.case import DIGITS, Case
 from decoderspec.faults.fault import Fault, Substitution
 from decoderspec.faults.hypotheses import Found, Hypothesis, Values, ranked
-from decoderspec.faults.local import DIGITS, difference
+from decoderspec.faults.local import difference
 from decoderspec.reference import oracle, units
 from decoderspec.reference.limits import compare
 from decoderspec.reference.operations import OPERATIONS, Array, Gradients, Operation, Operations
 from decoderspec.reference.tape import Gradient, Tape, accumulate
 from decoderspec.spec.parameters import TABLE
+from decoderspec.spec.stages import suffix
 
 
 @dataclass(frozen=True)
@@ -138,52 +139,74 @@ CHANGED = 1e-6  # relative: what a spoiled derivative changes is far beyond this
 
 
 def suspects(case: Case, reports: Sequence[GradientReport]) -> tuple[str, ...]:
-    """Operations whose derivative by one input, spoiled alone, makes just these gradients wrong; several are undecidable.
+    """Operations whose derivative, spoiled alone, makes just these gradients wrong; several are undecidable.
 
     Each derivative is spoiled in turn and what changes is compared with what is wrong: no knowledge of the faults.
+    Whole operations first; where none fits, operations at one place of the decoder.
     """
     wrong = {report.name for report in reports if not report.conforms}
     known = {report.name for report in reports}
-    changes = {place: _spoiled(case, *place) & known for place in DERIVATIVES}
-    exact = [_in_words(place) for place, changed in changes.items() if changed == wrong]
-    if exact:
-        return tuple(exact)
-    covering = {place: changed for place, changed in changes.items() if changed >= wrong}
-    fewest = min((len(changed) for changed in covering.values()), default=0)
-    return tuple(_in_words(place) for place, changed in covering.items() if len(changed) == fewest)
+    for places in (WHOLE, SINGLE):
+        for place in places:
+            if place not in case.spoiled:
+                case.spoiled[place] = _spoiled(case, place)
+        fitting = [str(place) for place in places if case.spoiled[place] & known == wrong]
+        if fitting:
+            return tuple(fitting)
+    return ()
 
 
-DERIVATIVES = (
-    ("embed", 0), ("rms_norm", 0), ("rms_norm", 1), ("linear", 0), ("linear", 1), ("rotate", 0), ("scores", 0),
-    ("scores", 1), ("softmax", 0), ("mix", 0), ("mix", 1), ("silu", 0), ("multiply", 0), ("multiply", 1),
-    ("add", 0), ("add", 1), ("project", 0), ("project", 1), ("nll", 0),
-)  # fmt: skip
+@dataclass(frozen=True)
+class Derivative:
+    """The derivative of an operation by some of its inputs, everywhere or at one stage of the blocks."""
+
+    operation: str
+    slots: tuple[int, ...] = (0,)
+    stage: str = ""
+
+    def __str__(self) -> str:
+        names = INPUTS.get(self.operation, ())
+        inputs = " and ".join(names[slot] for slot in self.slots) if names else ""
+        return self.operation + (f" by its {inputs}" if inputs else "") + (f" at {self.stage}" if self.stage else "")
+
+
 INPUTS = {
     "rms_norm": ("stream", "gain"), "linear": ("input", "weight"), "scores": ("query", "key"),
     "mix": ("weights", "value"), "multiply": ("gate", "up"), "add": ("stream", "branch"),
     "project": ("input", "table"),
 }  # fmt: skip
+STAGES = {
+    "rms_norm": ("attention_norm", "ffn_norm", "final_norm"),
+    "linear": (*(f"attention.{role}/flat" for role in ("query", "key", "value")), "attention.output", "ffn.gate",
+               "ffn.up", "ffn.output"),
+    "add": ("after_attention", "output"),
+    "rotate": ("attention.rotated_query", "attention.rotated_key"),
+}  # fmt: skip
+WHOLE = (
+    *(Derivative(name) for name in ("embed", "rotate", "softmax", "silu", "nll")),
+    *(Derivative(name, slots) for name in INPUTS for slots in ((0,), (1,), (0, 1))),
+)
+SINGLE = tuple(
+    Derivative(name, slots, stage)
+    for name, stages in STAGES.items()
+    for stage in stages
+    for slots in (((0,), (1,)) if name in INPUTS else ((0,),))
+)
 
 
-def _in_words(place: tuple[str, int]) -> str:
-    name, slot = place
-    return f"{name} by its {INPUTS[name][slot]}" if name in INPUTS else name
-
-
-def _spoiled(case: Case, name: str, slot: int) -> set[str]:
-    """The gradients that change when one derivative is multiplied by noise of its own size."""
+def _spoiled(case: Case, place: Derivative) -> set[str]:
+    """The gradients that change when a derivative is multiplied by noise of its own size."""
     generator = np.random.default_rng(0)
 
     def change(operation: Operation) -> Operation:
-        if operation.name != name:
-            return operation
-
         def vjp(stage: str, *arguments: Array) -> Gradients:
             found = list(operation.vjp(stage, *arguments))
-            found[slot] = found[slot] * generator.uniform(0.5, 1.5, found[slot].shape)
+            if not place.stage or suffix(stage) == place.stage:
+                for slot in place.slots:
+                    found[slot] = found[slot] * generator.uniform(0.5, 1.5, found[slot].shape)
             return tuple(found)
 
-        return replace(operation, vjp=vjp)
+        return replace(operation, vjp=vjp) if operation.name == place.operation else operation
 
     right = case.training
     gradient = pulled_back(case, OPERATIONS.each(change), RIGHT)

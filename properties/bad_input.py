@@ -620,7 +620,8 @@ def _refused(first: Probe, setting: Setting) -> None:
 def _all() -> dict[str, Probe]:
     families = (_configurations, _resources, _ids, _bad_tokens, _bad_targets, _bad_parameters)
     probes = {probe.id: probe for family in families for probe in family()}
-    return probes | {probe.id: probe for probe in _afterwards(probes)}
+    # Whether a refusal spoils the model is asked first: a model that is spoiled costs a new child for each probe.
+    return {probe.id: probe for probe in _afterwards(probes)} | probes
 
 
 PROBES = _all()  # by id, in the order in which they are asked

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import FINAL_GAIN, TABLE, parameter_shapes
-from decoderspec.spec.precision import Format, Recipe
+from decoderspec.spec.precision import FORMATS, Format, Recipe
 
 Array = NDArray[Any]
 STYLES = ("plain", "peaked", "small", "spiky")  # drawn; the fixed cases have more
@@ -88,16 +88,18 @@ def draw_parameters(case: Case, recipe: Recipe) -> dict[str, Array]:
         return {name: round_to(value, recipe.weights) for name, value in case.stored.parameters.items()}
     rng = np.random.default_rng((case.seed, 0))
     shapes = parameter_shapes(case.config)
-    drawn = {name: _draw(name, shape, case, rng) for name, shape in shapes.items()}
+    small = 0.25 if recipe.results.name == "float16" else 0.02  # its square must stay a normal number
+    drawn = {name: _draw(name, shape, rng) for name, shape in shapes.items()}
+    drawn[TABLE] *= small if case.style == "small" else 1.0
     _STYLE.get(case.style, _unchanged)(drawn, case, recipe, rng)
     return {name: round_to(value, recipe.weights) for name, value in drawn.items()}
 
 
-def _draw(name: str, shape: tuple[int, ...], case: Case, rng: np.random.Generator) -> Array:
+def _draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     if len(shape) == 1:
         return _gain(shape[0], rng)
     if name == TABLE:
-        return rng.normal(size=shape) * (0.02 if case.style == "small" else 1.0)
+        return rng.normal(size=shape)
     return np.asarray(rng.normal(size=shape) * (1.3 / np.sqrt(shape[0])))
 
 
@@ -120,9 +122,17 @@ def _peaked(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.
 
 def _loud(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
     """Scores and logits beyond what an exponential without its maximum can bear, finite in the declared format."""
-    reach = {"float64": 900.0, "float16": 12.0}.get(recipe.results.name, 110.0)
-    scale = np.sqrt(reach)
-    _scale(drawn, ("query.weight", "key.weight"), float(scale))
+    _raise(drawn, {"float64": 900.0, "float16": 12.0}.get(recipe.results.name, 110.0))
+
+
+def _shouting(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
+    """Scores beyond -10000, a common stand-in for minus infinity, where the declared format can tell them apart."""
+    _raise(drawn, {"float64": 3e4, "float32": 3e4, "float16": 12.0}.get(recipe.results.name, 110.0))
+
+
+def _raise(drawn: dict[str, Array], reach: float) -> None:
+    """Scores of about `reach`, logits and gates of a quarter of it."""
+    _scale(drawn, ("query.weight", "key.weight"), float(np.sqrt(reach)))
     drawn[FINAL_GAIN] *= reach / 4
     _scale(drawn, ("ffn.gate.weight",), reach / 4)
     _scale(drawn, ("ffn.down.weight",), 4 / reach)
@@ -146,6 +156,7 @@ def _zero_rows(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.rand
 _STYLE = {
     "peaked": _peaked,
     "loud": _loud,
+    "shouting": _shouting,
     "spiky": _spiky,
     "silent": _silent,
     "zero_rows": _zero_rows,
@@ -159,11 +170,12 @@ def _scale(drawn: dict[str, Array], endings: tuple[str, ...], factor: float) -> 
 
 
 def round_to(value: Array, form: Format) -> Array:
-    """The nearest values with the significand of that format (its range is the caller's business)."""
-    if form.bits == 53:
+    """The nearest values of that format, its subnormals included (its largest value is the caller's business)."""
+    if form.bits == FORMATS["float64"].bits:
         return value
-    mantissa, exponent = np.frexp(value)
-    rounded: Array = np.ldexp(np.rint(np.ldexp(mantissa, form.bits)), exponent - form.bits)
+    _, exponent = np.frexp(value)
+    places = form.bits - np.maximum(exponent, form.lowest + 1)
+    rounded: Array = np.ldexp(np.rint(np.ldexp(value, places)), -places)
     return rounded
 
 
@@ -177,6 +189,7 @@ def fixed_cases() -> list[Case]:
         Case(_config(11, 2, 6, 7, 2, 9, 100.0, 1e-3), 2, 5, 1, note="all sizes differ"),
         Case(_config(7, 3, 4, 5, 3, 8, 10.0, 1e-2), 3, 8, 2, "peaked", "ends", note="T at its limit, repeated ids"),
         Case(_config(13, 2, 4, 6, 2, 6, 50.0, 1e-5), 2, 6, 3, "loud", note="exponentials overflow without a maximum"),
+        Case(_config(9, 2, 4, 5, 1, 7, 50.0, 1e-3), 2, 7, 16, "shouting", note="scores beyond a finite mask"),
         Case(_config(6, 2, 4, 9, 2, 7, 1e4, 0.1), 1, 7, 4, "small", note="epsilon as large as the rows"),
         Case(_config(9, 1, 10, 3, 2, 5, 1e6, 1e-6), 2, 4, 5, "spiky", note="one large feature, head width 10"),
         Case(_config(5, 4, 2, 4, 2, 6, 3.0, 1e-4), 2, 6, 6, "plain", "same", note="one id everywhere"),
@@ -195,11 +208,6 @@ def long_cases(profile: str) -> list[Case]:
     """Narrow and long: leaks inside blocks of 64, positions kept in bfloat16 (past 256), short tables."""
     tokens = 70 if profile == "quick" else 262
     return [Case(_config(3, 1, 2, 1, 1, tokens, 1.5, 1e-3), 1, tokens, 15, "peaked", note=f"{tokens} positions")]
-
-
-def with_targets(case: Case, seed: int) -> Case:
-    """The same case with other random arrays."""
-    return replace(case, seed=seed)
 
 
 def other_ids(case: Case, tokens: Array) -> Array:

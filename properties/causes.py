@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decoderspec.faults.diagnosis import Diagnosis, Observed, diagnose
-
 from decoderspec.properties.cases import Case
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.run import Run

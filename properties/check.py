@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def check(
     given |= {f"decoderspec-{key}": value for key, value in options.items()}
     arguments = [f"--{key}={value}" for key, value in given.items() if value not in (None, "")]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_without_the_users_options())
         if not pytest_arguments:
             sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(sink))
@@ -91,6 +92,17 @@ class Shared:
         from decoderspec.properties.plugin import RUN
 
         config.stash[RUN] = self._run
+
+
+@contextlib.contextmanager
+def _without_the_users_options() -> Iterator[None]:
+    """Options in the environment are for the user's own tests: a `-k` among them would thin ours out in silence."""
+    kept = os.environ.pop("PYTEST_ADDOPTS", None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            os.environ["PYTEST_ADDOPTS"] = kept
 
 
 def _base(workers: int) -> list[str]:

@@ -30,7 +30,7 @@ from decoderspec.properties.subject import read_subject
 
 LOAD_SECONDS = 60.0  # at least: importing an array library from a cold disk is slow
 CLOSE_SECONDS = 2.0
-RESTARTS = 20
+RESTARTS = 40
 POLL_SECONDS = 0.1  # how soon a death is seen where a process left behind keeps the channel open
 TAIL = 2000  # characters of what the child printed last
 

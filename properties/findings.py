@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import decoderspec
 from decoderspec.reference.limits import Comparison
 
-HOUSE = Path(__file__).resolve().parent.parent
+HOUSE = tuple(folder.resolve() for folder in Path(decoderspec.__file__).parent.iterdir() if folder.is_dir())
 
 
 @dataclass
@@ -36,7 +37,10 @@ class NotJudged(Exception):
 def user_frames(error: BaseException, limit: int = 3) -> str:
     """The last frames of a traceback that lie in the user's own files, one a line."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f for f in frames if not Path(f.filename).resolve().is_relative_to(HOUSE) and "site-packages" not in f.filename
-    ]
+    own = [frame for frame in frames if not _is_ours(Path(frame.filename).resolve())]
     return "\n".join(f'  File "{f.filename}", line {f.lineno}, in {f.name}: {f.line}' for f in own[-limit:])
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is the suite's, or of a library: not what the user would change."""
+    return any(path.is_relative_to(folder) for folder in HOUSE) or "site-packages" in path.parts

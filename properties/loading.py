@@ -36,7 +36,7 @@ class FunctionImplementation:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.name = function.__name__
+        self.name = getattr(function, "__name__", type(function).__name__)
 
     def build(self, config: Config, parameters: Mapping[str, Any]) -> FunctionModel:
         """Nothing is built: the function is called with everything each time."""
@@ -70,24 +70,33 @@ def implementation(found: Any, name: str) -> Any:
     """An implementation from an instance, a class, a zero-argument factory or a plain function of three parameters."""
     if not inspect.isclass(found) and hasattr(found, "build"):
         return found
-    if inspect.isfunction(found) and _required(found) >= 3:
+    if _is_logits_function(found):
         return FunctionImplementation(found)
     if not callable(found):
         raise LoadError(f"{name} is {type(found).__name__}, which has no build(config, parameters); allowed: {FORMS}")
     try:
         made = found()
-    except Exception as reason:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as reason:  # a script may call sys.exit
         raise LoadError(f"{name}() raised {type(reason).__name__}: {reason}") from reason
-    if inspect.isfunction(made):
-        return implementation(made, name)
+    if _is_logits_function(made):
+        return FunctionImplementation(made)
     if not hasattr(made, "build"):
         raise LoadError(f"{name}() gave {type(made).__name__}, which has no build(config, parameters)")
     return made
 
 
-def _required(function: Any) -> int:
-    parameters = inspect.signature(function).parameters.values()
-    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+def _is_logits_function(found: Any) -> bool:
+    """Whether it is called with a configuration, parameters and tokens: any callable but a class, compiled ones too."""
+    if inspect.isclass(found) or not callable(found) or hasattr(found, "build"):
+        return False
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # compiled without a signature
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.default is p.empty and p.kind in places for p in parameters) >= 3
 
 
 def _from_module(place: str) -> ModuleType:
@@ -95,7 +104,9 @@ def _from_module(place: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(place)
-    except Exception as reason:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as reason:  # a script may call sys.exit
         raise LoadError(f"cannot import {place}: {type(reason).__name__}: {reason}") from reason
 
 
@@ -111,6 +122,8 @@ def _from_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as reason:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as reason:  # a script may call sys.exit
         raise LoadError(f"{path} cannot be run: {type(reason).__name__}: {reason}") from reason
     return module

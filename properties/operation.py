@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -236,8 +237,7 @@ class OperationCase:
         upstream = np.array(self.upstream) if self.upstream.ndim else float(self.upstream)
         given = called(what, self.subject.backward, upstream, *self.arguments(self.inputs))
         if self.is_block:
-            dx, others = given
-            given = [dx, *(others[name] for name in BLOCK_PARAMETERS)]
+            given = _of_block(given)
         parts = given if isinstance(given, (tuple, list)) else (given,)
         if len(parts) < len(self.arrays):
             raise Finding(
@@ -277,7 +277,7 @@ class OperationCase:
         assert projected.shape == (RUNS,)
         return Exact.of(slope).judge(np.asarray(np.sum(gradient * direction)), units.unit(projected))
 
-    @property
+    @cached_property
     def _moved(self) -> dict[str, Array]:
         def compute(operations: Operations) -> dict[str, Array]:
             tape = Tape()
@@ -286,6 +286,17 @@ class OperationCase:
             return accumulate(tape, np.broadcast_to(self.upstream, np.shape(output)), leaves).leaves
 
         return units.deviations(compute, self.subject.recipe, self.case.seed)
+
+
+def _of_block(given: Any) -> list[Any]:
+    """The gradients of a block in the order of its inputs."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2 or not isinstance(given[1], Mapping):
+        raise Finding("the derivative of block must return the gradient of x and a mapping of those of its parameters")
+    dx, others = given
+    for name in BLOCK_PARAMETERS:
+        if name not in others:
+            raise Finding(f"the derivative of block has no gradient of {name}", name)
+    return [dx, *(others[name] for name in BLOCK_PARAMETERS)]
 
 
 def _is_real(value: Any) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ORDER = ("test_forward", "test_causality", "test_batch", "test_training", "test_state", "test_weights", "test_inputs")
 OPERATION = "test_operation"
+NOTHING = "nothing is under test: give --implementation module:attribute or file.py:attribute"
 RUN = pytest.StashKey[Any]()
 
 
@@ -47,9 +48,7 @@ def _session_run(config: pytest.Config) -> Run:
 
         name = config.getoption("--implementation")
         if not name:
-            raise pytest.UsageError(
-                "nothing is under test: give --implementation module:attribute or file.py:attribute"
-            )
+            raise pytest.UsageError(NOTHING)
         options = {key: config.getoption(f"--decoderspec-{key}") for key in ("profile", "seed", "precision", "claims")}
         only = config.getoption("--decoderspec-as")
         config.stash[RUN] = operation_run(name, only, **options) if only else make_run(name, **options)
@@ -57,11 +56,29 @@ def _session_run(config: pytest.Config) -> Run:
     return found
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say once, before any test, that what is named cannot be loaded."""
+    config = session.config
+    if not config.getoption("--implementation") or hasattr(config, "workerinput"):
+        return
+    from decoderspec.properties.loading import LoadError
+    from decoderspec.spec.precision import DeclarationError
+
+    try:
+        _session_run(config)
+    except (LoadError, DeclarationError) as reason:
+        raise pytest.UsageError(f"decoderspec: {reason}") from None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Values first, bad input last, since it may leave a device unusable; operations only where one is under test."""
     mine = {item: _module(item) for item in items if hasattr(getattr(item, "function", None), "property")}
     if not mine:
         return
+    named = RUN in config.stash or config.getoption("--implementation") or config.option.collectonly
+    if not named and not hasattr(config, "workerinput"):  # a worker of pytest-xdist cannot raise here
+        raise pytest.UsageError(NOTHING)
     wanted = (OPERATION,) if config.getoption("--decoderspec-as") else ORDER
     items[:] = sorted(
         (item for item in items if mine.get(item, wanted[0]) in wanted),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from decoderspec.properties.plugin import ORDER
+from decoderspec.properties.registry import Property
 
 
 def all_properties() -> list[Any]:
@@ -12,7 +13,7 @@ def all_properties() -> list[Any]:
     tests: list[Any] = []
     for name in ORDER:
         module = importlib.import_module(f"decoderspec.properties.{name}")
-        tests += [value for value in vars(module).values() if hasattr(value, "property")]
+        tests += [value for value in vars(module).values() if isinstance(getattr(value, "property", None), Property)]
     return tests
 
 

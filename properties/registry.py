@@ -1,17 +1,19 @@
-"""Turning a property into a test: fixed awkward cases first, then a search by Hypothesis, shrunk within a time limit."""
+"""Turning a property into a test: fixed awkward cases first, then a search by Hypothesis, shrunk in limited time."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis.errors import Unsatisfiable
 
 from decoderspec.properties.cases import Case
-from decoderspec.properties.findings import Finding
+from decoderspec.properties.findings import Finding, NotJudged
 from decoderspec.properties.run import Run
 from decoderspec.properties.strategies import cases
 
@@ -78,6 +80,8 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
                 run = decoderspec_run
                 run.subject.need_on(run.model(run.fixed[0]).model, capability)
             runner(decoderspec_run, found)
+            if not decoderspec_run.entry.examples:
+                raise NotJudged(f"{found.requirements[0]}: no case within the limits can show it")
         finally:
             decoderspec_run.entry.seconds = time.perf_counter() - start
 
@@ -142,4 +146,5 @@ def search(run: Run, found: Property) -> None:
             failed["case"] = case
             raise
 
-    example()
+    with suppress(Unsatisfiable):  # the limits may leave nothing that the property asks for
+        example()

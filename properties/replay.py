@@ -17,7 +17,9 @@ from decoderspec import __version__
 from decoderspec.properties.cases import Array, Case, Stored
 from decoderspec.properties.truth import Truth
 from decoderspec.spec.config import Config
-from decoderspec.spec.parameters import parameter_shapes
+from decoderspec.spec.errors import SpecError
+from decoderspec.spec.parameters import iterate_parameters
+from decoderspec.spec.validation import validate_config
 
 FORMAT, VERSION = "decoderspec-case", 1
 
@@ -51,7 +53,7 @@ def read(path: Path) -> Case:
     """The case of a replay file. Raises `ReplayError`."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as reason:
+    except (OSError, ValueError, RecursionError) as reason:
         raise ReplayError(f"{path} cannot be read: {reason}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ReplayError(f"{path} is not a case: its format must be {FORMAT!r}")
@@ -59,24 +61,28 @@ def read(path: Path) -> Case:
         raise ReplayError(f"{path} has version {document.get('version')!r}; this reads version {VERSION}")
     try:
         return _case(document)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as reason:
+    except (SpecError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as reason:
         raise ReplayError(f"{path}: {type(reason).__name__}: {reason}") from None
 
 
 def _case(document: Mapping[str, Any]) -> Case:
-    config = Config(**document["config"])
+    config = validate_config(Config(**document["config"]))
     tokens, targets = (_ids(document, name, config) for name in ("tokens", "targets"))
-    shapes = parameter_shapes(config)
-    if set(shapes) != set(document["parameters"]):
-        raise ValueError("the parameters are not those of the configuration")
-    parameters = {name: _unpacked(document["parameters"][name], shape) for name, shape in shapes.items()}
+    if tokens.shape != targets.shape or tokens.shape[1] > config.max_positions:
+        raise ValueError(f"tokens are {tokens.shape}, targets {targets.shape}, positions {config.max_positions}")
+    given = document["parameters"]
+    parameters = {name: _unpacked(given[name], shape) for name, shape in iterate_parameters(config)}
+    if len(parameters) != len(given):
+        raise ValueError(f"{min(set(given) - set(parameters))!r} is not a parameter of the configuration")
     stored = Stored(parameters, tokens, targets)
-    return Case(config, *tokens.shape, note=str(document.get("note", "")), stored=stored)
+    batch, length = tokens.shape
+    return Case(config, batch, length, note=str(document.get("note", "")), stored=stored)
 
 
 def _ids(document: Mapping[str, Any], name: str, config: Config) -> Array:
     ids = np.array(document[name])
-    if ids.ndim != 2 or ids.dtype.kind != "i" or not ids.size or ids.min() < 0 or ids.max() >= config.vocabulary_size:
+    whole = ids.ndim == 2 and ids.dtype.kind == "i" and all(type(n) is int for row in document[name] for n in row)
+    if not whole or not ids.size or ids.min() < 0 or ids.max() >= config.vocabulary_size:
         raise ValueError(f"{name} must be rows of ids in 0..{config.vocabulary_size - 1}")
     return ids.astype(np.int64)
 
@@ -86,7 +92,7 @@ def _packed(value: Array) -> dict[str, Any]:
 
 
 def _unpacked(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
-    values = np.array([float.fromhex(number) for number in entry["values"]])
+    values = np.array([float.fromhex(number) for number in list(entry["values"])])
     if tuple(entry["shape"]) != shape or values.size != int(np.prod(shape)) or not np.isfinite(values).all():
         raise ValueError(f"expected {shape} finite values, got shape {entry['shape']} and {values.size} values")
     return values.reshape(shape)

@@ -19,8 +19,8 @@ from decoderspec.spec.requirements import requirements
 SPEC_VERSION = "1"
 WORST_FIRST = ("error", "fail", "xfail", "not_judged", "pass", "skip")
 ESSENTIAL = {
-    "forward": ("VAL-1",),
-    "training": ("LOS-1", "GRA-1"),
+    "forward": ("VAL-1", "OPN-1"),
+    "training": ("LOS-1", "GRA-1", "OPN-2"),
     "weights": ("WGT-1", "WGT-2", "WGT-3"),
     "inputs": (),
 }
@@ -88,7 +88,9 @@ class Report:
         if not self.is_explicit(name):
             return []
         rows = self.rows()
-        return [f"{key}: {rows[key]['reason']}" for key in ESSENTIAL[name] if rows[key]["status"] == "skip"]
+        return [
+            f"{key}: {rows[key]['reason']}" for key in ESSENTIAL[name] if key in rows and rows[key]["status"] == "skip"
+        ]
 
     @property
     def tested(self) -> bool:
@@ -96,9 +98,14 @@ class Report:
         return any(record["status"] in ("pass", "fail", "xfail") for record in self.records)
 
     @property
+    def decided(self) -> list[str]:
+        """The contracts that count; none where nothing is claimed or required, and then there is no verdict."""
+        return [name for name in CONTRACTS if self.decides(name)]
+
+    @property
     def conforms(self) -> bool:
-        """Everything that is claimed or required holds."""
-        return self.tested and "fails" not in self.contracts().values() and not self.errors()
+        """Everything that is claimed or required holds, and something is."""
+        return self.tested and bool(self.decided) and "fails" not in self.contracts().values() and not self.errors()
 
     def errors(self) -> list[dict[str, Any]]:
         """Properties that the suite itself could not run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,13 @@ def operation_run(
     name: str, operation: str, *, profile: str = "default", seed: int = 0, precision: Any = None, claims: Any = None
 ) -> Run:
     """A run over one operation or one block. Raises `LoadError` or `DeclarationError`."""
-    declared = precision or getattr(attribute(name), "precision", "float64")
-    stand_in = SimpleNamespace(name=f"{operation} ({name})", claims=claims)
+    function = attribute(name)
+    declared = getattr(function, "precision", "float64") if precision is None else precision
+    stand_in = SimpleNamespace(
+        name=f"{operation} ({name})",
+        claims=getattr(function, "claims", None),
+        limits=getattr(function, "limits", None),
+    )
     run = run_over(stand_in, name, profile=profile, seed=seed, precision=declared, claims=claims)
     run.only = operation
     _ = run.operation  # raises for what cannot be loaded
@@ -46,7 +52,7 @@ def conformance(subject: Any, **options: Any) -> Callable[..., None]:
     """One parametrized test, a case per requirement, for somebody's own test file.
 
     `test_decoder = conformance(MyAdapter())`: each property becomes `test_decoder[VAL-1-..]`. A name
-    (`"package.module:Adapter"`) lets bad input be asked in a child process; an instance of an importable class does too.
+    (`"package.module:Adapter"`) lets bad input be asked in a child process; so does an instance of an importable class.
     """
     import pytest
 
@@ -86,7 +92,7 @@ def name_of(subject: Any) -> str:
     module, qualified = found.__module__, found.__qualname__
     if "<" in qualified or module == "__main__":
         return ""
-    path = getattr(__import__(module, fromlist=["_"]), "__file__", "") or ""
+    path = getattr(sys.modules.get(module), "__file__", "") or ""
     return f"{os.path.abspath(path)}:{qualified}" if path else f"{module}:{qualified}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -29,37 +29,56 @@ LIMIT_KEYS = (*PREFERRED, "model_width", "configurations")
 
 def allowed(limits: Mapping[str, Any], field: str) -> tuple[Any, ...]:
     """Values of a field that the implementation can run, preferred ones first. Raises `DeclarationError`."""
-    preferred = PREFERRED[field]
-    limit = limits.get(field)
+    preferred, limit = PREFERRED[field], limits.get(field)
     if limit is None:
         return preferred
     if isinstance(limit, Mapping):
         keep = _predicate(limit, field)
         within = tuple(value for value in preferred if keep(value))
         return within or tuple(filter(keep, _reaching(limit)))[:4] or _impossible(field, limit)
-    if isinstance(limit, Sequence) and not isinstance(limit, str) and len(limit):
-        return tuple(limit)
-    if isinstance(limit, (int, float)) and not isinstance(limit, bool):
-        return (limit,)
-    return _impossible(field, limit)
+    listed = _listed(limit)
+    return listed if listed and all(_is_valid(field, value) for value in listed) else _impossible(field, limit)
+
+
+def _is_valid(field: str, value: Any) -> bool:
+    """Whether a valid case may have that value at all."""
+    if not _is_number(value):
+        return False
+    if field in ("rope_base", "rms_epsilon"):
+        return value > 0 or (value == 0 and field == "rms_epsilon")
+    if not isinstance(value, int):
+        return False
+    return value >= (0 if field == "layers" else 1) and not (field == "head_width" and value % 2)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _reaching(limit: Mapping[str, Any]) -> Iterable[Any]:
+    """The ends of a range, then multiples from its lower end on."""
     step = limit.get("multiple_of", 1)
     first = max(step, math.ceil(limit.get("min", step) / step) * step)
-    return range(first, first + 8 * step, step)
+    ends = [limit[key] for key in ("min", "max") if key in limit]
+    return dict.fromkeys([*ends, *(first + count * step for count in range(8))])
 
 
 def _predicate(limit: Mapping[str, Any], field: str) -> Callable[[Any], bool]:
     unknown = set(limit) - {"min", "max", "multiple_of"}
     if unknown:
         raise DeclarationError(f"limits of {field} have {sorted(unknown)}; allowed: min, max, multiple_of, or a list")
+    for key, value in limit.items():
+        if not _is_number(value) or (key == "multiple_of" and value <= 0):
+            _impossible(field, limit)
     low, high, step = limit.get("min", -math.inf), limit.get("max", math.inf), limit.get("multiple_of")
-    return lambda value: low <= value <= high and (step is None or value % step == 0)
+    return lambda value: low <= value <= high and (step is None or value % step == 0) and _is_valid(field, value)
 
 
 def _impossible(field: str, limit: Any) -> tuple[Any, ...]:
-    raise DeclarationError(f"limits of {field} are {limit!r}; allowed: a list, a number, or min, max, multiple_of")
+    raise DeclarationError(
+        f"limits of {field} are {limit!r}, which no valid case meets; allowed: a number, a list of them,"
+        " or a mapping of min, max and multiple_of"
+    )
 
 
 def shapes(limits: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
@@ -67,7 +86,7 @@ def shapes(limits: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     pairs = [(h, w) for w in allowed(limits, "head_width") for h in allowed(limits, "heads")]
     width = limits.get("model_width")
     if width is not None:
-        keep = _predicate(width, "model_width") if isinstance(width, Mapping) else set(_listed(width)).__contains__
+        keep = _fits(limits, "model_width")
         wide = [(h, w) for w in range(2, 257, 2) for h in range(1, 65)]
         h_fits, w_fits = _fits(limits, "heads"), _fits(limits, "head_width")
         reachable = pairs + [(h, w) for h, w in wide if h_fits(h) and w_fits(w)]
@@ -77,32 +96,52 @@ def shapes(limits: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
+def contexts(limits: Mapping[str, Any]) -> tuple[int, ...]:
+    """Values of `max_positions` that leave room for an allowed number of tokens. Raises `DeclarationError`."""
+    tokens, found = allowed(limits, "tokens"), allowed(limits, "max_positions")
+    if "tokens" in limits and "max_positions" not in limits:
+        found = tuple(dict.fromkeys([*found, max(tokens)]))
+    found = tuple(value for value in found if value >= min(tokens))
+    return found or _impossible("max_positions", limits["max_positions"])
+
+
 def _listed(limit: Any) -> tuple[Any, ...]:
-    return tuple(limit) if isinstance(limit, Sequence) else (limit,)
+    return tuple(limit) if isinstance(limit, Collection) and not isinstance(limit, (str, bytes)) else (limit,)
 
 
 def _fits(limits: Mapping[str, Any], field: str) -> Callable[[Any], bool]:
     limit = limits.get(field)
     if limit is None:
         return lambda value: True
-    return _predicate(limit, field) if isinstance(limit, Mapping) else set(_listed(limit)).__contains__
+    if isinstance(limit, Mapping):
+        return _predicate(limit, field)
+    listed = _listed(limit)
+    if not listed or not all(_is_valid(field, value) for value in listed):
+        _impossible(field, limit)
+    return set(listed).__contains__
 
 
 def check_limits(limits: Mapping[str, Any]) -> None:
     """Raise `DeclarationError` for limits that cannot be read or met."""
+    if not isinstance(limits, Mapping):
+        raise DeclarationError(f"limits must be a mapping of fields, got {type(limits).__name__}")
     for field in limits:
         if field not in LIMIT_KEYS:
             raise DeclarationError(f"limits have no field {field!r}; allowed: {', '.join(LIMIT_KEYS)}")
     for field in PREFERRED:
         allowed(limits, field)
+    if not _is_valid("configurations", limits.get("configurations", 1)):
+        _impossible("configurations", limits["configurations"])
     shapes(limits)
+    contexts(limits)
+    smallest_case(limits)
 
 
 @st.composite
 def cases(draw: st.DrawFn, limits: Mapping[str, Any], pool: Sequence[Config] = ()) -> Case:
     """Any case within the limits; of the pool's configurations only, where there is a pool."""
     config = draw(st.sampled_from(list(pool))) if pool else draw(configs(limits))
-    tokens = [t for t in allowed(limits, "tokens") if t <= config.max_positions] or [config.max_positions]
+    tokens = [t for t in allowed(limits, "tokens") if t <= config.max_positions]
     return Case(
         config,
         draw(st.sampled_from(allowed(limits, "batch"))),
@@ -123,7 +162,7 @@ def configs(draw: st.DrawFn, limits: Mapping[str, Any]) -> Config:
     heads, width = draw(st.sampled_from(shapes(limits)))
     return Config(
         one("vocabulary_size"), heads * width, heads, one("feed_forward_width"), one("layers"),
-        one("max_positions"), one("rope_base"), one("rms_epsilon"),
+        draw(st.sampled_from(contexts(limits))), one("rope_base"), one("rms_epsilon"),
     )  # fmt: skip
 
 
@@ -132,18 +171,33 @@ def within(limits: Mapping[str, Any], case: Case) -> Case | None:
     c = case.config
     pairs = shapes(limits)
     heads, width = min(pairs, key=lambda p: (abs(p[0] * p[1] - c.model_width), abs(p[0] - c.heads)))
+    tokens, context = _lengths(limits, case)
     moved = Config(
         _nearest(limits, "vocabulary_size", c.vocabulary_size),
         heads * width if limits.keys() & {"heads", "head_width", "model_width"} else c.model_width,
         heads if limits.keys() & {"heads", "head_width", "model_width"} else c.heads,
-        *(_nearest(limits, name, getattr(c, name)) for name in ("feed_forward_width", "layers", "max_positions")),
-        *(_nearest(limits, name, getattr(c, name)) for name in ("rope_base", "rms_epsilon")),
+        _nearest(limits, "feed_forward_width", c.feed_forward_width),
+        _nearest(limits, "layers", c.layers),
+        context,
+        _nearest(limits, "rope_base", c.rope_base),
+        _nearest(limits, "rms_epsilon", c.rms_epsilon),
     )
-    tokens = min(_nearest(limits, "tokens", case.tokens), moved.max_positions)
     batch = _nearest(limits, "batch", case.batch)
     if tokens < case.tokens / 2 or (c.layers == 0) != (moved.layers == 0):
         return None
     return Case(moved, batch, tokens, case.seed, case.style, case.token_style, case.note)
+
+
+def _lengths(limits: Mapping[str, Any], case: Case) -> tuple[int, int]:
+    """T and `max_positions`, nearest to those of the case."""
+    tokens = _nearest(limits, "tokens", case.tokens)
+    context = max(case.config.max_positions, tokens)
+    if not _fits(limits, "max_positions")(context):
+        context = min(contexts(limits), key=lambda other: abs(other - context))
+    if tokens > context:
+        fits = _fits(limits, "tokens")
+        tokens = max(t for t in (*allowed(limits, "tokens"), context) if t <= context and fits(t))
+    return tokens, context
 
 
 def _nearest(limits: Mapping[str, Any], field: str, value: Any) -> Any:
@@ -166,8 +220,9 @@ def fixed(limits: Mapping[str, Any], profile: str) -> tuple[list[Case], list[str
 
 
 def smallest_case(limits: Mapping[str, Any]) -> Case:
-    """The first fixed case, within the limits."""
-    moved = within(limits, fixed_cases()[0])
-    if moved is None:
-        raise DeclarationError(f"the limits {dict(limits)} leave no room for a case of a few tokens")
-    return moved
+    """The first fixed case that the limits let through. Raises `DeclarationError`."""
+    for case in fixed_cases():
+        moved = within(limits, case)
+        if moved is not None:
+            return moved
+    raise DeclarationError(f"the limits {dict(limits)} leave no room for a case of a few tokens")

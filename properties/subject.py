@@ -7,7 +7,7 @@ turns every way in which a call can go wrong into a finding.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,11 @@ from decoderspec.spec.arrays import ArrayError, to_numpy
 from decoderspec.spec.config import Config
 from decoderspec.spec.layout import Layout, LayoutError, layout
 from decoderspec.spec.parameters import parameter_shapes
-from decoderspec.spec.precision import Recipe, recipe
+from decoderspec.spec.precision import DeclarationError, Recipe, recipe
 from decoderspec.spec.protocol import CAPABILITIES, CONTRACTS
 from decoderspec.spec.stages import stage_names, stage_shape
 
+EMULATIONS = ("batch", "causal")  # a loop over rows, one call per prefix
 ALIVE = 2  # models at a time: a build may hold a device's memory
 
 
@@ -225,21 +226,42 @@ def read_subject(implementation: Any, precision: Any = None, claims: Sequence[st
         name=str(getattr(implementation, "name", type(implementation).__name__)),
         recipe=recipe(declared),
         layout=layout(getattr(implementation, "layout", None) or {}),
-        limits=dict(getattr(implementation, "limits", None) or {}),
+        limits=_mapping_declared("limits", getattr(implementation, "limits", None)),
         claims=None if named is None else read_claims(named),
-        emulates=tuple(getattr(implementation, "emulates", ())),
+        emulates=_emulated(getattr(implementation, "emulates", ())),
     )
 
 
 def read_claims(named: Sequence[str] | str) -> tuple[str, ...]:
     """Contracts by name, from a sequence or a comma-separated word. Raises `DeclarationError`."""
-    from decoderspec.spec.precision import DeclarationError
-
-    words = tuple(w.strip() for w in (named.split(",") if isinstance(named, str) else named) if w.strip())
+    words = _words("claims", named)
     for word in words:
         if word not in CONTRACTS:
             raise DeclarationError(f"there is no contract {word!r}; allowed: {', '.join(CONTRACTS)}")
     return words
+
+
+def _words(what: str, named: Any) -> tuple[str, ...]:
+    """Words from a comma-separated one or a collection of them."""
+    found = named.split(",") if isinstance(named, str) else named
+    if not isinstance(found, Collection) or not all(isinstance(word, str) for word in found):
+        raise DeclarationError(f"{what} must be words, got {named!r}")
+    return tuple(word.strip() for word in found if word.strip())
+
+
+def _emulated(named: Any) -> tuple[str, ...]:
+    """What the adapter emulates, so that its bits mean nothing."""
+    words = _words("emulates", named)
+    for word in words:
+        if word not in EMULATIONS:
+            raise DeclarationError(f"emulates has {word!r}; allowed: {', '.join(EMULATIONS)}")
+    return words
+
+
+def _mapping_declared(what: str, declared: Any) -> dict[str, Any]:
+    if declared is not None and not isinstance(declared, Mapping):
+        raise DeclarationError(f"{what} must be a mapping, got {declared!r}")
+    return dict(declared or {})
 
 
 def batch(case: Case) -> tuple[Array, Array]:

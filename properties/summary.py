@@ -210,6 +210,8 @@ def _block(label: str, text: str) -> list[str]:
 def _verdict(report: Report) -> str:
     if not report.tested:
         return "nothing was tested"
-    decided = [name for name in report.contracts() if report.decides(name)]
+    decided = [name for name, verdict in report.contracts().items() if report.decides(name) and verdict != "absent"]
+    if not decided:
+        return "nothing is claimed or required, so there is no verdict"
     word = "conforms" if report.conforms else "does not conform"
     return f"{report.run.subject.name} {word} ({', '.join(decided)}) in {report.extras['seconds']['total']:.0f} s"

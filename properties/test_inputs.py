@@ -7,7 +7,7 @@ from decoderspec.properties.run import Run
 
 @checks_once("CFG-1")
 def test_invalid_configurations_are_refused(run: Run) -> None:
-    """Zero, negative and fractional sizes, an odd head width, a base or an epsilon out of range; also without layers."""
+    """Zero, negative and fractional sizes, an odd head width, base or epsilon out of range; also without layers."""
     refused(run, "CFG-1")
 
 

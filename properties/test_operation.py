@@ -7,6 +7,7 @@ from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.operation import OperationCase
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
+from decoderspec.properties.subject import called
 
 
 def runnable(case: Case) -> bool:
@@ -38,7 +39,7 @@ def test_the_same_call_gives_the_same_bits_and_spares_its_inputs(run: Run, case:
     first = example.call()
     run.same_bits(example.kernel.name, example.call(), first, "the same inputs gave another output the second time")
     arguments = example.arguments(example.inputs)
-    run.operation.forward(*arguments)
+    called(example.kernel.name, run.operation.forward, *arguments)
     for handed, kept in zip(arguments, example.arguments(example.inputs), strict=True):
         if isinstance(handed, np.ndarray):
             run.same_bits("input", handed, kept, "an input array was written to")

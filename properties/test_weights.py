@@ -23,7 +23,7 @@ def test_parameters_have_the_names_in_order(run: Run, case: Case) -> None:
 
 @checks("WGT-2", needs=["parameters"])
 def test_parameters_have_the_shapes_and_the_count(run: Run, case: Case) -> None:
-    """Shapes are those of the specification; the scalars number `V d + N (4 d^2 + 3 d f + 2 d) + d`, no head among them."""
+    """Shapes are those of the specification; scalars number `V d + N (4 d^2 + 3 d f + 2 d) + d`, no head among them."""
     values = run.model(case).parameters()
     for name, shape in parameter_shapes(case.config).items():
         if name in values and values[name].shape != shape:

@@ -1,10 +1,10 @@
 """The numbers of the oracle: what the decoder's formulas need of arithmetic, as a record of functions, and its
-instance in arbitrary precision (mpmath). Nothing here knows of decoders, and nothing is fast enough to run one."""
+instance in arbitrary precision (mpmath); `ball` has another. Nothing here knows of decoders."""
 
 import copyreg
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,44 @@ from mpmath.ctx_mp import MPContext
 from mpmath.libmp import from_float, from_int, from_man_exp, mpf_cos, mpf_exp, mpf_sin, mpf_sqrt, normalize
 
 Exact = np.ndarray[Any, np.dtype[np.object_]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 Elementwise = Callable[[Any], Exact]
 
 GUARD_BITS = 32  # beyond the digits asked for: what a deep composition of rounded operations may lose
-STEP_DIGITS = 20  # how much finer than half the digits a difference steps: third derivatives up to 10^40 are harmless
+BLOCK = 2**20  # elements of a matrix that are made exact at a time
 SPAN_BITS = 512  # a row whose elements lie within this many binades of each other is multiplied without error
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, eq=False)
 class Arithmetic:
-    """One kind of number at one precision; `+ - * / **` and comparison come with the elements themselves."""
+    """One kind of number at one precision; `+ - * / **` and comparison come with the elements themselves.
+
+    Its numbers are computed with inside `with`, which sets what they share (a working precision) and puts it back.
+    """
 
     digits: int
     exact: Callable[[Any], Exact]  # real numbers of any dtype: the same values, unrounded
-    matmul: Callable[[Exact, Exact], Exact]  # [..., M, K] by [..., K, N], batched as in NumPy
+    matmul: Callable[[Any, Any], Exact]  # [..., M, K] by [..., K, N], batched as in NumPy; takes what `exact` takes
     exp: Elementwise
     log1p: Elementwise  # log(1 + x)
     root: Elementwise
     cos: Elementwise
     sin: Elementwise
     peak: Elementwise  # about the largest of the last axis, which is kept: the shift of a softmax
+    radius: Callable[[Exact], Floats] | None = None  # what the true value is proven to lie within; None: nothing is
+    enter: Callable[[], None] = _nothing
+    leave: Callable[[], None] = _nothing
+
+    def __enter__(self) -> "Arithmetic":
+        self.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 Precision = Callable[[int], Arithmetic]  # digits -> arithmetic
@@ -69,9 +87,9 @@ def multiprecision(digits: int) -> Arithmetic:
     return Arithmetic(
         digits=digits,
         exact=lambda values: _exact(context, values),
-        matmul=lambda left, right: _matmul(context, left, right),
+        matmul=lambda left, right: by_columns(partial(_matmul, context), np.asarray(left), np.asarray(right)),
         exp=_rounded(context, mpf_exp),
-        log1p=lambda x: _packed(map(context.log1p, np.asarray(x, object).flat), np.shape(x)),
+        log1p=lambda x: packed(map(context.log1p, np.asarray(x, object).flat), np.shape(x)),
         root=_rounded(context, mpf_sqrt),
         cos=_rounded(context, mpf_cos),
         sin=_rounded(context, mpf_sin),
@@ -79,7 +97,8 @@ def multiprecision(digits: int) -> Arithmetic:
     )
 
 
-def _packed(items: Iterable[Any], shape: tuple[int, ...]) -> Exact:
+def packed(items: Iterable[Any], shape: tuple[int, ...]) -> Exact:
+    """An object array of the items, row by row."""
     return np.fromiter(items, object, count=int(np.prod(shape, dtype=int))).reshape(shape)
 
 
@@ -89,7 +108,7 @@ def _rounded(context: Any, function: Callable[..., Any]) -> Elementwise:
 
     def elementwise(x: Any) -> Exact:
         x = np.asarray(x, object)
-        return _packed((make(function(v._mpf_, precision, "n")) for v in x.flat), x.shape)
+        return packed((make(function(v._mpf_, precision, "n")) for v in x.flat), x.shape)
 
     return elementwise
 
@@ -108,7 +127,7 @@ def _exact(context: Any, values: Any) -> Exact:
     else:
         floats = array.astype(np.float64, casting="same_kind").ravel().tolist()
         items = (make(from_float(v)) for v in floats)
-    return _packed(items, array.shape)
+    return packed(items, array.shape)
 
 
 def _parts(value: Any) -> Any:
@@ -125,7 +144,15 @@ def _parts(value: Any) -> Any:
     raise TypeError(f"expected a real number, got {type(value).__name__}: {value!r}")
 
 
-def _matmul(context: Any, left: Exact, right: Exact) -> Exact:
+def by_columns(multiply: Callable[[Any, Any], Exact], left: Any, right: Any) -> Exact:
+    """A matrix product, `BLOCK` elements of `right` at a time: so many columns are made exact at once."""
+    columns = right.shape[-1]
+    width = max(1, BLOCK * columns // max(1, right.size))
+    blocks = [multiply(left, right[..., at : at + width]) for at in range(0, max(1, columns), width)]
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=-1)
+
+
+def _matmul(context: Any, left: Any, right: Any) -> Exact:
     """Matrix product in block floating point: integers with one exponent per row of `left` and column of `right`.
 
     Integer products and sums are exact, so the only errors are the final rounding and what `_integers` cuts off:
@@ -137,23 +164,42 @@ def _matmul(context: Any, left: Exact, right: Exact) -> Exact:
     if left.ndim == 1:
         return _matmul(context, left[None], right)[..., 0, :]
     try:
-        rows, row_exponents = _integers(left, context.prec + SPAN_BITS)
-        columns, column_exponents = _integers(right.swapaxes(-1, -2), context.prec + SPAN_BITS)
+        rows, row_exponents = _integers(context, left)
+        columns, column_exponents = _integers(context, right.swapaxes(-1, -2))
     except FloatingPointError:  # infinities and NaN have no exponent: elementwise, as IEEE does
-        return np.asarray(left @ right, object)
+        return np.asarray(_exact(context, left) @ _exact(context, right), object)
     product = rows @ columns.swapaxes(-1, -2)
     exponents = row_exponents[..., :, None] + column_exponents[..., None, :]
     make, precision = context.make_mpf, context.prec
     terms = zip(product.ravel().tolist(), exponents.ravel().tolist(), strict=True)
     parts = (normalize(int(m < 0), abs(m), e, m.bit_length(), precision, "n") for m, e in terms)
-    return _packed(map(make, parts), product.shape)
+    return packed(map(make, parts), product.shape)
 
 
-def _integers(x: Exact, bits: int) -> tuple[Exact, Exact]:
+def _integers(context: Any, x: Any) -> tuple[Exact, Exact]:
     """Integers `[..., K]` and one exponent per row `[...]` such that `x = integers * 2^exponent`."""
+    bits = context.prec + SPAN_BITS
+    if x.dtype in (np.float64, np.float32):
+        return _integers_of_floats(x.astype(np.float64), bits)
+    x = _exact(context, x)
     rows = [_common(row.tolist(), bits) for row in x.reshape(-1, x.shape[-1])]
-    integers = _packed((m for mantissas, _ in rows for m in mantissas), x.shape)
-    return integers, _packed((exponent for _, exponent in rows), x.shape[:-1])
+    integers = packed((m for mantissas, _ in rows for m in mantissas), x.shape)
+    return integers, packed((exponent for _, exponent in rows), x.shape[:-1])
+
+
+def _integers_of_floats(x: Floats, bits: int) -> tuple[Exact, Exact]:
+    """The same for float64 at once: mantissas of 53 bits."""
+    if not np.isfinite(x).all():
+        raise FloatingPointError("not finite")
+    fractions, high = np.frexp(x)
+    high = np.where(x == 0, -(2**20), high)  # below any other: a zero has no exponent
+    highest = high.max(axis=-1, keepdims=True)
+    lowest = np.where(x == 0, highest, high).min(axis=-1, keepdims=True)
+    low = np.maximum(lowest - 53, highest - bits)
+    mantissas, shifts = np.ldexp(fractions, 53).astype(np.int64), high - 53 - low
+    cut = (mantissas >> np.clip(-shifts, 0, 63)).astype(object)
+    integers: Exact = cut << np.maximum(shifts, 0).astype(object)
+    return integers, low[..., 0].astype(object)
 
 
 def _common(row: list[Any], bits: int) -> tuple[list[int], int]:
@@ -173,30 +219,12 @@ def _shifted(sign: int, mantissa: int, shift: int) -> int:
     return -magnitude if sign else magnitude
 
 
-def raised(digits: int) -> tuple[Arithmetic, Any]:
-    """Arithmetic and step `h` in which a central difference of a function gives its derivative to `digits` digits.
-
-    `(f(h) - f(-h)) / 2h = f' + f'''(t) h^2 / 6` for some `|t| <= h`. With `h = 10^-(digits/2 + 20)` the truncation is
-    `10^-(digits + 40) f''' / 6`; with `digits/2 + 30` digits more than asked for, what `f` rounds comes to about
-    `10^-(digits + 10) |f|` after the division by `h`. So the digits hold relative to the larger of `f` and `f'`,
-    unless `f'''` exceeds that by 40 decades: then pass a direction scaled to the smallest length in play.
-    """
-    half = (digits + 1) // 2 + STEP_DIGITS
-    a = multiprecision(digits + half + 10)
-    return a, a.exact(10).item() ** -half
-
-
-def slope(value: Callable[[Any], Any], step: Any, digits: int) -> Any:
-    """Central difference of `value` at 0, rounded to `digits`; arithmetic and step are those of `raised`."""
-    return +multiprecision(digits).exact((value(step) - value(-step)) / (2 * step)).item()
-
-
-def to_float(truth: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+def to_float(truth: Any) -> Floats:
     """The nearest float64 of each element; beyond the range, an infinity or zero."""
     return np.asarray(truth, object).astype(np.float64)
 
 
-def difference(values: Any, truth: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+def difference(values: Any, truth: Any) -> Floats:
     """`values - truth` before rounding to float64: right where both agree in all but their last bits."""
     exact = multiprecision(50).exact
     values, truth = exact(values), exact(truth)

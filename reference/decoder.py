@@ -26,9 +26,7 @@ def decoder(operations: Operations, config: Config, weights: Weights, tokens: Ar
     return operations.project("logits", n, weights[TABLE])
 
 
-def block(
-    ops: Operations, config: Config, weights: Weights, x: Array, offset: int = 0, at: str = ""
-) -> Array:
+def block(ops: Operations, config: Config, weights: Weights, x: Array, offset: int = 0, at: str = "") -> Array:
     """`x' = x + MHA(RMSNorm(x))`, then `x' + FFN(RMSNorm(x'))`: `[B, T, d]` to `[B, T, d]`."""
     n = ops.rms_norm(at + "attention_norm", x, weights["attention_norm.gain"], config.rms_epsilon)
     x = ops.add(at + "after_attention", x, attention(ops, config, weights, n, offset, at + "attention."))
@@ -39,15 +37,11 @@ def block(
 def attention(ops: Operations, config: Config, weights: Weights, n: Array, offset: int, at: str) -> Array:
     """Rotary causal multi-head attention: `[B, T, d]` to `[B, T, d]`."""
     q, k, v = (
-        ops.split(
-            at + role, ops.linear(f"{at}{role}/flat", n, weights[f"attention.{role}.weight"]), config.heads
-        )
+        ops.split(at + role, ops.linear(f"{at}{role}/flat", n, weights[f"attention.{role}.weight"]), config.heads)
         for role in ("query", "key", "value")
     )  # [B, h, T, w] each
     positions = offset + np.arange(n.shape[-2])
-    table = ops.rotary(
-        at + "rotated_query/table", positions, config.head_width, config.rope_base
-    )  # [2, T, w/2]
+    table = ops.rotary(at + "rotated_query/table", positions, config.head_width, config.rope_base)  # [2, T, w/2]
     q = ops.rotate(at + "rotated_query", q, table)
     k = ops.rotate(at + "rotated_key", k, table)
     merged = ops.merge(at + "merged", attend(ops, q, k, v, at))  # [B, T, d]
@@ -62,28 +56,24 @@ def attend(ops: Operations, query: Array, key: Array, value: Array, at: str = ""
 
 def feed_forward(ops: Operations, weights: Weights, n: Array, at: str) -> Array:
     """SwiGLU: `(silu(n W_gate) * (n W_up)) W_down` (Shazeer 2020, eq. 6)."""
-    gate = ops.linear(at + "gate", n, weights["ffn.gate.weight"])  # [B, T, f]
+    gate = ops.silu(at + "silu", ops.linear(at + "gate", n, weights["ffn.gate.weight"]))  # [B, T, f]
     up = ops.linear(at + "up", n, weights["ffn.up.weight"])
-    return ops.linear(at + "output", swiglu(ops, gate, up, at), weights["ffn.down.weight"])
+    return ops.linear(at + "output", ops.multiply(at + "product", gate, up), weights["ffn.down.weight"])
 
 
-def swiglu(ops: Operations, gate: Array, up: Array, at: str = "") -> Array:
-    """`silu(gate) * up`, `[B, T, f]` each."""
-    return ops.multiply(at + "product", ops.silu(at + "silu", gate), up)
+def swiglu(ops: Operations, gate: Array, up: Array) -> Array:
+    """`silu(gate) * up`, `[B, T, f]` each: the middle of `feed_forward` on its own."""
+    return ops.multiply("product", ops.silu("silu", gate), up)
 
 
-def stages(
-    config: Config, weights: Weights, tokens: Array, operations: Operations = OPERATIONS
-) -> dict[str, Array]:
+def stages(config: Config, weights: Weights, tokens: Array, operations: Operations = OPERATIONS) -> dict[str, Array]:
     """The value of every stage, in forward order, `logits` last."""
     tape = Tape()
     decoder(tape.recording(operations), config, weights, tokens)
     return tape.stages()
 
 
-def loss(
-    config: Config, weights: Weights, tokens: Array, targets: Array, operations: Operations = OPERATIONS
-) -> Array:
+def loss(config: Config, weights: Weights, tokens: Array, targets: Array, operations: Operations = OPERATIONS) -> Array:
     """Mean negative log likelihood of the targets `[B, T]`, in nats."""
     return operations.nll("loss", decoder(operations, config, weights, tokens), targets)
 

@@ -2,7 +2,7 @@
 
 The noise unit of an element is estimated from a few runs, so that error over unit follows Student's t at worst
 (an element that dominates its row) and is nearly normal at best (pooled). The limit is the t quantile at which a
-correct implementation fails once in a million comparisons.
+correct implementation fails one comparison in a hundred million.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from decoderspec.reference.noise import RUNS
 from decoderspec.reference.operations import Array
 
-FALSE_ALARMS = 1e-6  # per comparison
+FALSE_ALARMS = 1e-8  # per comparison: a run makes some thousand, and is to be wrong once in ten thousand runs
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def compare(got: Array, error: Array, unit: Array) -> Comparison:
     if not ratio.size:
         return Comparison(0.0, worst_allowed(1), 0.0, spread_allowed(1), (), 0.0, 0.0, 0.0, 0)
     index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
-    rows = ratio.size // (ratio.shape[-1] if ratio.ndim else 1)
+    rows = distinct_rows(got - error)
     return Comparison(
         worst=float(ratio[index]),
         allowed=worst_allowed(ratio.size),
@@ -68,6 +68,15 @@ def compare(got: Array, error: Array, unit: Array) -> Comparison:
         unit=float(np.broadcast_to(unit, ratio.shape)[index]),
         count=ratio.size,
     )
+
+
+def distinct_rows(truth: Array) -> int:
+    """Rows of the last axis that are not equal to another: equal rows err alike, so they count once."""
+    if truth.ndim == 0:
+        return 1
+    rows = truth.reshape(-1, truth.shape[-1])
+    largest = np.max(np.abs(rows), initial=0.0)
+    return len(np.unique(np.round(rows / largest, 9), axis=0)) if 0 < largest < np.inf else 1
 
 
 def worst_allowed(count: int, runs: int = RUNS) -> float:
@@ -99,5 +108,5 @@ def student_tail(t: float, freedom: int) -> float:
 
 
 def spread_allowed(rows: int) -> float:
-    """Limit of the root mean square over so many independent rows: right values lie below 1, few rows scatter."""
-    return 1.1 + 6.0 / math.sqrt(rows)
+    """Limit of the root mean square over so many distinct rows: right values lie below 1, few rows scatter."""
+    return 1.1 + 6.0 / math.sqrt(rows) if rows > 1 else worst_allowed(1)

@@ -49,9 +49,7 @@ class Noise:
 
     def spread(self, value: Array, deviation: Array, rank: int) -> Array:
         """`value` plus errors of the given standard deviation, one for each of its last `rank` axes' elements."""
-        size = np.broadcast_shapes(
-            value.shape[-rank:] if rank else (), deviation.shape[-rank:] if rank else ()
-        )
+        size = np.broadcast_shapes(value.shape[-rank:] if rank else (), deviation.shape[-rank:] if rank else ())
         noisy: Array = value + self.draw(size) * deviation
         return noisy
 

@@ -69,18 +69,14 @@ def rms_norm_vjp(
     row = noise.spread(mean, noise.summed(mean * width, squares, width, at.inner) / width, 3) - mean
     root = 1.0 + noise.draw((*x.shape[-3:-1], 1)) * _norm_errors(noise, at.inner, x, epsilon)
     inside = noise.deviation(at.inner) * 2.0 * r * np.hypot(dn, n * mean)
-    stored = (
-        noise.deviation(at.gradient) * r * np.abs(dn)
-    )  # eager code stores the first term before it subtracts
+    stored = noise.deviation(at.gradient) * r * np.abs(dn)  # eager code stores the first term before it subtracts
     noisy_dx = noise.store((dx - r * n * row) * root, at.gradient, 3, np.hypot(inside, stored))
     positions = x.shape[-3] * x.shape[-2]
     gain_terms = np.sum(np.square(dy * n), axis=(-3, -2))
     inner = noise.summed(dgain, gain_terms, positions, at.inner)
     return (
         noisy_dx,
-        noise.store(
-            dgain, at.gradient, 1, np.hypot(inner, 2 * noise.deviation(at.gradient) * np.sqrt(gain_terms))
-        ),
+        noise.store(dgain, at.gradient, 1, np.hypot(inner, 2 * noise.deviation(at.gradient) * np.sqrt(gain_terms))),
         None,
     )
 
@@ -91,9 +87,7 @@ def linear(noise: Noise, at: Place, y: Array, x: Array, weight: Array) -> Array:
     return noise.store(y, at.stored, 3, noise.product(y, squares, x.shape[-1], at.inner, at.stored))
 
 
-def linear_vjp(
-    noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, x: Array, weight: Array
-) -> Gradients:
+def linear_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, x: Array, weight: Array) -> Gradients:
     """Two products: over the outputs for the input's gradient, over the positions for the weight's."""
     dx, dweight = exact
     squares = plain.linear_vjp(np.square(dy), y, np.square(x), np.square(weight))
@@ -103,9 +97,7 @@ def linear_vjp(
     return noise.store(dx, at.gradient, 3, inner), noise.store(dweight, at.gradient, 2, outer)
 
 
-def project_vjp(
-    noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, x: Array, table: Array
-) -> Gradients:
+def project_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, x: Array, table: Array) -> Gradients:
     """`linear_vjp` with the table the other way round."""
     dx, dtable = linear_vjp(noise, at, (exact[0], exact[1].swapaxes(-1, -2)), dy, y, x, table.T)
     return dx, dtable.swapaxes(-1, -2)
@@ -153,9 +145,7 @@ def scores(noise: Noise, at: Place, s: Array, query: Array, key: Array) -> Array
     return np.where(visible, noisy, -np.inf)
 
 
-def scores_vjp(
-    noise: Noise, at: Place, exact: Gradients, ds: Array, s: Array, query: Array, key: Array
-) -> Gradients:
+def scores_vjp(noise: Noise, at: Place, exact: Gradients, ds: Array, s: Array, query: Array, key: Array) -> Gradients:
     """Products over keys and over queries."""
     dq, dk = exact
     squares = plain.scores_vjp(np.square(ds), s, np.square(query), np.square(key))
@@ -163,10 +153,7 @@ def scores_vjp(
         s.shape[-1],
         np.sqrt(query.shape[-1]),
     )  # squared products carry the scale 1 / w, not 1 / sqrt(w)
-    inner = [
-        noise.product(d, q / scale, count, at.inner, at.gradient)
-        for d, q in zip((dq, dk), squares, strict=True)
-    ]
+    inner = [noise.product(d, q / scale, count, at.inner, at.gradient) for d, q in zip((dq, dk), squares, strict=True)]
     return noise.store(dq, at.gradient, 4, inner[0], 2), noise.store(dk, at.gradient, 4, inner[1], 2)
 
 
@@ -194,9 +181,7 @@ def mix(noise: Noise, at: Place, o: Array, weights: Array, value: Array) -> Arra
     return noise.store(o, at.stored, 4, noise.product(o, squares, weights.shape[-1], at.inner, at.stored))
 
 
-def mix_vjp(
-    noise: Noise, at: Place, exact: Gradients, do: Array, o: Array, weights: Array, value: Array
-) -> Gradients:
+def mix_vjp(noise: Noise, at: Place, exact: Gradients, do: Array, o: Array, weights: Array, value: Array) -> Gradients:
     """Products over the head width and over queries.
 
     Blocked kernels form the softmax pullback's row sum as `do . o` instead of `sum(p dp)`: its error, from the stored
@@ -219,20 +204,22 @@ def softmax_vjp(noise: Noise, at: Place, exact: Gradients, dp: Array, p: Array, 
     ds = exact[0]
     squares = np.sum(np.square(p * dp), axis=-1, keepdims=True)
     total = np.sum(p * dp, axis=-1, keepdims=True)
-    row_error = np.hypot(
-        noise.summed(total, squares, s.shape[-1], at.inner), noise.row_errors.pop(id(p), 0.0)
-    )
+    row_error = np.hypot(noise.summed(total, squares, s.shape[-1], at.inner), noise.row_errors.pop(id(p), 0.0))
     row = noise.draw((*s.shape[-4:-1], 1)) * row_error
     again = noise.deviation(at.inner) * np.hypot(np.abs(ds) * _exponential_errors(s), p * np.hypot(dp, total))
     return (noise.store(ds - p * row, at.gradient, 4, again),)
 
 
+def merge(noise: Noise, at: Place, y: Array, _x: Array) -> Array:
+    """Moved, not computed: only storing it in a coarser format than that of the heads can round it."""
+    coarser = at.stored.bits < noise.recipe.stored("attention.heads").bits
+    return noise.store(y, at.stored, 3, roundings=int(coarser))
+
+
 def silu(noise: Noise, at: Place, y: Array, x: Array) -> Array:
     """The exponential's relative error is that of its argument: it grows with `|x|` where it is not dwarfed by 1."""
     growth = np.abs(x) * plain.sigmoid(-x)
-    return noise.store(
-        y, at.stored, 3, noise.deviation(at.inner) * np.abs(y) * np.sqrt(3 + np.square(growth))
-    )
+    return noise.store(y, at.stored, 3, noise.deviation(at.inner) * np.abs(y) * np.sqrt(3 + np.square(growth)))
 
 
 def silu_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array) -> Gradients:
@@ -258,9 +245,7 @@ def nll(noise: Noise, at: Place, loss: Array, logits: Array, targets: Array) -> 
     """Logits cast, log-sum-exp or `-log p` of each row, then the mean over rows."""
     form, count = noise.recipe.loss, targets.size
     row = _row_losses(logits, targets)
-    errors = np.sqrt(
-        4 * np.square(np.max(np.abs(logits), axis=-1)) + np.square(row) + logits.shape[-1] / 3 + 3
-    )
+    errors = np.sqrt(4 * np.square(np.max(np.abs(logits), axis=-1)) + np.square(row) + logits.shape[-1] / 3 + 3)
     inner = noise.spread(row, noise.deviation(form) * errors, 2)
     total = np.mean(inner, axis=(-2, -1))
     summed = noise.summed(np.sum(row, axis=(-2, -1)), np.sum(np.square(row), axis=(-2, -1)), count, form)
@@ -301,6 +286,7 @@ FORWARD: Mapping[str, Callable[..., Array]] = {
     "scores": scores,
     "softmax": softmax,
     "mix": mix,
+    "merge": merge,
     "silu": silu,
     "multiply": elementwise,
     "add": elementwise,

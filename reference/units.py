@@ -17,16 +17,13 @@ Values = dict[str, Array]
 LOOKUP, HEAD = "gradient.lookup", "gradient.head"
 
 
-def deviations(
-    compute: Callable[[Operations], Values], recipe: Recipe, seed: int, runs: int = RUNS
-) -> Values:
+def deviations(compute: Callable[[Operations], Values], recipe: Recipe, seed: int, runs: int = RUNS) -> Values:
     """What the noise does to each named value: `[runs, *shape]`, at the size of the declared roundings."""
     noise = Noise(recipe, np.random.default_rng(seed), runs, injection_scale(recipe))
     exact, moved = compute(OPERATIONS), compute(noisy(noise, OPERATIONS))
     with np.errstate(invalid="ignore"):
         return {
-            name: np.broadcast_to(moved[name] - exact[name], (runs, *exact[name].shape)) / noise.scale
-            for name in exact
+            name: np.broadcast_to(moved[name] - exact[name], (runs, *exact[name].shape)) / noise.scale for name in exact
         }
 
 
@@ -56,9 +53,7 @@ def anchored(operations: Operations, given: Mapping[str, Array], seen: Values) -
     return operations.each(wrap)
 
 
-def stage_values(
-    config: Config, weights: Mapping[str, Array], tokens: Array, given: Mapping[str, Array]
-) -> Any:
+def stage_values(config: Config, weights: Mapping[str, Array], tokens: Array, given: Mapping[str, Array]) -> Any:
     """A computation for `deviations`: every stage, each from the given values before it."""
 
     def compute(operations: Operations) -> Values:

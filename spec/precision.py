@@ -28,6 +28,7 @@ class Format:
 
     name: str
     bits: int  # of the significand, the hidden one included
+    lowest: int  # exponent of the smallest normal number
     tiny: float  # what underflow may cost: the smallest normal, or half the smallest subnormal where they are kept
     largest: float
 
@@ -38,11 +39,11 @@ class Format:
 
 
 FORMATS = {
-    "float64": Format("float64", 53, 2.0**-1022, 1.7976931348623157e308),
-    "float32": Format("float32", 24, 2.0**-126, 3.4028234663852886e38),
-    "tensorfloat32": Format("tensorfloat32", 11, 2.0**-126, 3.4011621342146535e38),
-    "float16": Format("float16", 11, 2.0**-25, 65504.0),
-    "bfloat16": Format("bfloat16", 8, 2.0**-126, 3.3895313892515355e38),
+    "float64": Format("float64", 53, -1022, 2.0**-1022, 1.7976931348623157e308),
+    "float32": Format("float32", 24, -126, 2.0**-126, 3.4028234663852886e38),
+    "tensorfloat32": Format("tensorfloat32", 11, -126, 2.0**-126, 3.4011621342146535e38),
+    "float16": Format("float16", 11, -14, 2.0**-25, 65504.0),
+    "bfloat16": Format("bfloat16", 8, -126, 2.0**-126, 3.3895313892515355e38),
 }
 GENERAL_KEYS = ("weights", "results", "accumulate", "products", "tables", "loss", "gradients")
 STAGE_KEYS = ("embedding", *BLOCK_STAGES, "final_norm", "logits")
@@ -103,9 +104,7 @@ def recipe(declared: str | Mapping[str, str]) -> Recipe:
 def _format(key: str, value: object) -> Format:
     if key not in GENERAL_KEYS and key not in STAGE_KEYS:
         allowed = ", ".join(GENERAL_KEYS)
-        raise DeclarationError(
-            f"precision has no part {key!r}; allowed: {allowed}, or a stage such as ffn.gate"
-        )
+        raise DeclarationError(f"precision has no part {key!r}; allowed: {allowed}, or a stage such as ffn.gate")
     if not isinstance(value, str) or value not in FORMATS:
         raise DeclarationError(f"precision of {key} is {value!r}; allowed: {', '.join(FORMATS)}")
     return FORMATS[value]

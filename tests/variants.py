@@ -121,6 +121,4 @@ VARIANTS = [
 
 
 def in_float64(variant):
-    return Variant(
-        variant.name.replace("32", "64"), np.float64, variant.matmul, variant.norm, variant.attention
-    )
+    return Variant(variant.name.replace("32", "64"), np.float64, variant.matmul, variant.norm, variant.attention)
