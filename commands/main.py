@@ -12,6 +12,7 @@ from decoderspec import __version__
 COMMANDS = {
     "check": "is an implementation right: a verdict per contract, and what is wrong where",
     "explain": "which stage is the first that is wrong, and what it behaves like",
+    "faults": "the kill table: what the suite catches, by which requirement and how soon",
     "golden": "print, rewrite or compare the four documents of the two chapters",
     "init": "write an adapter with the few lines to fill",
     "doctor": "what is installed, and what that enables",

@@ -57,7 +57,7 @@ def own_loss(run: Run, case: Case, declared: Recipe) -> Comparison:
 def observed_bits(run: Run) -> dict[str, float]:
     """Effective bits by stage, the least over a few fixed cases; empty when nothing inside is offered."""
     least: dict[str, float] = {}
-    for case in [c for c in run.fixed[:5] if c.tokens <= 16]:
+    for case in run.sample:
         for stage, bits in stage_bits(run, case).items():
             least[stage] = min(bits, least.get(stage, FLOAT64))
     return least
@@ -68,12 +68,11 @@ def explained(run: Run, declared: str | dict[str, str]) -> str | dict[str, str] 
 
     A wrong formula loses bits too: then no precision explains it, and a recipe to paste would be a lie.
     """
-    cases = [c for c in run.fixed[:5] if c.tokens <= 16]
-    if not declared or not all(_holds(run, case, recipe(declared)) for case in cases):
+    if not declared or not all(_holds(run, case, recipe(declared)) for case in run.sample):
         return None
-    if not any(model.has("gradients") for model in run.subject.models.values()):
+    if "gradients" not in run.capabilities:
         return declared
-    if all(_slope_holds(run, case, recipe(declared)) for case in cases[:3]):
+    if all(_slope_holds(run, case, recipe(declared)) for case in run.sample[:3]):
         return declared
     coarsest = min(recipe(declared).used, key=lambda form: form.bits).name
     known: dict[str, str] = {"results": declared} if isinstance(declared, str) else declared

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
 from decoderspec.properties.cases import Case
-from decoderspec.properties.findings import Finding, NotJudged
-from decoderspec.properties.run import Run
+from decoderspec.properties.findings import Absent, Finding, NotJudged
+from decoderspec.properties.run import Entry, Run
 from decoderspec.properties.strategies import cases
 
 Check = Callable[[Run, Case], None]
@@ -33,6 +33,8 @@ class Property:
     long: bool = False  # takes the long and large fixed cases too
     search: bool = True
     most: int | None = None  # fixed cases, where truth is dear
+    builds: bool = False  # models of its own beside the case's
+    over_cases: bool = True
 
 
 PROPERTIES: list[Property] = []
@@ -45,12 +47,13 @@ def checks(
     long: bool = False,
     search: bool = True,
     most: int | None = None,
+    builds: bool = False,
 ) -> Callable[[Check], Callable[[Run], None]]:
     """Make a test over cases from a property `(run, case)`; raises `Finding` with the smallest case that fails."""
 
     def decorate(function: Check) -> Callable[[Run], None]:
         return _collected(
-            Property(requirements, function.__name__, function, tuple(needs), where, long, search, most),
+            Property(requirements, function.__name__, function, tuple(needs), where, long, search, most, builds),
             lambda run, found: examine(run, found),
         )
 
@@ -64,7 +67,8 @@ def checks_once(
 
     def decorate(function: Callable[[Run], None]) -> Callable[[Run], None]:
         return _collected(
-            Property(requirements, function.__name__, function, tuple(needs)), lambda run, found: found.check(run)
+            Property(requirements, function.__name__, function, tuple(needs), over_cases=False),
+            lambda run, found: found.check(run),
         )
 
     return decorate
@@ -77,8 +81,7 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
         start = time.perf_counter()
         try:
             for capability in found.needs:
-                run = decoderspec_run
-                run.subject.need_on(run.model(run.fixed[0]).model, capability)
+                decoderspec_run.need(capability)
             runner(decoderspec_run, found)
             if not decoderspec_run.entry.examples:
                 raise NotJudged(f"{found.requirements[0]}: no case within the limits can show it")
@@ -94,10 +97,42 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
 def examine(run: Run, found: Property) -> None:
     """The fixed cases, then the search."""
     fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or small(case))]
-    for case in fixed[: found.most]:
-        attempt(run, found, case)
-    if found.search and not run.cases:
+    for case in fixed[: 1 if found.builds and run.is_dear else found.most]:
+        (recall if run.is_dear else attempt)(run, found, case)
+    if found.search and not run.cases and not run.is_dear:
         search(run, found)
+
+
+def recall(run: Run, found: Property, case: Case) -> None:
+    """Where every build is dear: whoever comes to a case first runs all properties on it, while its model stands."""
+    total = run.entry
+    if (found.name, case) not in run.memory:
+        for other in [found] if found.builds else _alike(run, case):
+            run.entry = Entry()
+            raised: Exception | None = None
+            try:
+                attempt(run, other, case)
+            except (Finding, Absent, NotJudged) as reason:
+                raised = reason
+            run.memory[other.name, case] = run.entry, raised
+    seen, outcome = run.memory[found.name, case]
+    total.absorb(seen)
+    run.entry = total
+    if outcome is not None:
+        raise outcome
+
+
+def _alike(run: Run, case: Case) -> list[Property]:
+    """The properties over cases that take this one and build nothing of their own."""
+    return [
+        other
+        for other in PROPERTIES
+        if other.over_cases
+        and not other.builds
+        and other.where(case)
+        and not other.requirements[0].startswith("OPN")
+        and run.capabilities.issuperset(other.needs)
+    ]
 
 
 def small(case: Case) -> bool:

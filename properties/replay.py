@@ -92,7 +92,10 @@ def _packed(value: Array) -> dict[str, Any]:
 
 
 def _unpacked(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
-    values = np.array([float.fromhex(number) for number in list(entry["values"])])
+    numbers = entry["values"]
+    if not isinstance(numbers, list):
+        raise ValueError(f"values must be a list of hexadecimal floats, got {type(numbers).__name__}")
+    values = np.array([float.fromhex(number) for number in numbers])
     if tuple(entry["shape"]) != shape or values.size != int(np.prod(shape)) or not np.isfinite(values).all():
         raise ValueError(f"expected {shape} finite values, got shape {entry['shape']} and {values.size} values")
     return values.reshape(shape)

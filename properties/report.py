@@ -152,7 +152,7 @@ def offered(run: Run, capability: str) -> bool:
     """Whether the implementation or its model has an optional method."""
     if capability == "initialize":
         return callable(getattr(run.subject.implementation, capability, None))
-    return any(model.has(capability) for model in run.subject.models.values())
+    return capability in run.capabilities
 
 
 def environment(dtypes: Mapping[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,13 @@ import numpy as np
 from decoderspec.properties import strategies
 from decoderspec.properties.cases import Array, Case
 from decoderspec.properties.child import Outcome, ask
-from decoderspec.properties.findings import Finding, NotJudged
+from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.operation import OperationSubject, load_operation
 from decoderspec.properties.subject import Subject, SubjectModel
 from decoderspec.properties.truth import Truth
 from decoderspec.reference.limits import Comparison
 from decoderspec.spec.config import Config
+from decoderspec.spec.protocol import CAPABILITIES
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,13 @@ class Entry:
     examples: int = 0
     worst: Comparison | None = None
     where: str = ""
-    case: str = ""
     seconds: float = 0.0
+
+    def absorb(self, other: Entry) -> None:
+        """Take in what was seen on another case."""
+        self.examples += other.examples
+        if other.worst and (self.worst is None or other.worst.excess > self.worst.excess):
+            self.worst, self.where = other.worst, other.where
 
 
 @dataclass
@@ -65,35 +71,72 @@ class Run:
     entry: Entry = field(default_factory=Entry)  # of the property that is running
     cases: tuple[Case, ...] = ()  # these alone, where they are given
     only: str = ""  # the name of the operation under test, where it is one
+    memory: dict[tuple[str, Case], tuple[Entry, Exception | None]] = field(default_factory=dict)
+
+    @cached_property
+    def _awkward(self) -> tuple[list[Case], list[str]]:
+        """The fixed cases within the subject's limits, and what the limits leave out."""
+        return strategies.fixed(self.subject.limits, self.profile.name)
 
     @cached_property
     def fixed(self) -> list[Case]:
-        """The cases given, or else the fixed ones within the subject's limits."""
+        """The cases given, or else the fixed ones; of few configurations where a build is dear."""
         if self.cases:
             return list(self.cases)
-        return strategies.fixed(self.subject.limits, self.profile.name)[0]
+        return [case for case in self._awkward[0] if not self.pool or case.config in self.pool]
 
     @cached_property
     def not_covered(self) -> list[str]:
-        """What the limits keep out."""
-        lost = [f"case: {note}" for note in strategies.fixed(self.subject.limits, self.profile.name)[1]]
-        return [f"{field} outside {limit}" for field, limit in self.subject.limits.items()] + lost
+        """What the limits and dear builds keep out."""
+        lost = self._awkward[1] + [case.note for case in self._awkward[0] if case not in self.fixed]
+        limits = [f"{field} outside {limit}" for field, limit in self.subject.limits.items()]
+        return limits + [f"case: {note}" for note in lost if not self.cases]
 
     @cached_property
     def pool(self) -> tuple[Config, ...]:
         """The few configurations to draw from where a build is dear, as `limits` or a build tells; else empty."""
         count = self.subject.limits.get("configurations")
-        if count is None and not self.only and self.build_seconds > DEAR_BUILD:
+        if count is None and not self.only and self._build_seconds[0] > DEAR_BUILD:
             count = DEAR_CONFIGURATIONS
-        return tuple(dict.fromkeys(case.config for case in self.fixed))[:count] if count else ()
+        return tuple(dict.fromkeys(case.config for case in self._awkward[0]))[:count] if count else ()
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether even other parameters of a known configuration are dear to build."""
+        return not self.only and not self.cases and self._build_seconds[1] > DEAR_BUILD
 
     @cached_property
-    def build_seconds(self) -> float:
-        """What a build costs: that of the second configuration, since the first also pays for warming up."""
-        self.model(self.fixed[0])
-        start = time.perf_counter()
-        self.model(self.fixed[1 % len(self.fixed)])
-        return time.perf_counter() - start
+    def _build_seconds(self) -> tuple[float, float]:
+        """Of a second configuration, and of the same one again: the very first also pays for warming up."""
+        first, second = self._awkward[0][0], self._awkward[0][1 % len(self._awkward[0])]
+        seconds = []
+        try:
+            self.model(first)
+            for case in (second, replace(second, seed=second.seed + 1)):
+                start = time.perf_counter()
+                self.model(case)
+                seconds.append(time.perf_counter() - start)
+                if seconds[0] <= DEAR_BUILD:
+                    return seconds[0], 0.0
+        except Finding:  # whatever needs a model says so itself
+            return 0.0, 0.0
+        return seconds[0], seconds[1]
+
+    @property
+    def sample(self) -> list[Case]:
+        """A few small cases for what is told beside the verdict."""
+        return [case for case in self.fixed[: 1 if self.is_dear else 5] if case.tokens <= 16]
+
+    @cached_property
+    def capabilities(self) -> frozenset[str]:
+        """The optional methods that the first model has."""
+        model = self.model(self.fixed[0])
+        return frozenset(name for name in CAPABILITIES if model.has(name))
+
+    def need(self, capability: str) -> None:
+        """Raise `Absent` unless the models have the capability."""
+        if capability not in self.capabilities:
+            raise Absent(CAPABILITIES[capability])
 
     @cached_property
     def operation(self) -> OperationSubject:
@@ -123,8 +166,7 @@ class Run:
 
     def judge(self, what: str, comparison: Comparison, stage: str = "") -> None:
         """Note a comparison, and raise a finding when it is beyond its limits."""
-        if self.entry.worst is None or comparison.excess > self.entry.worst.excess:
-            self.entry.worst, self.entry.where = comparison, what
+        self.entry.absorb(Entry(worst=comparison, where=what))
         if not comparison.conforms:
             raise Finding(described(what, comparison), stage or what, comparison)
 
@@ -132,7 +174,7 @@ class Run:
         """Raise a finding unless two arrays are equal to the last bit."""
         differ = (got != expected) & ~(np.isnan(got) & np.isnan(expected))  # what is finite is judged
         if differ.any():
-            index = tuple(int(i[0]) for i in differ.nonzero())
+            index = tuple(int(i) for i in np.argwhere(differ)[0])
             raise Finding(
                 f"{why}: {what}{list(index)} was {expected[index]!r} and became {got[index]!r}"
                 f" ({int(differ.sum())} of {differ.size} elements differ)",

@@ -43,7 +43,7 @@ def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
     run.same_bits("tokens", handed, kept, "the token array that was passed in was written to")
 
 
-@checks("DET-4")
+@checks("DET-4", builds=True)
 def test_two_models_do_not_disturb_each_other(run: Run, case: Case) -> None:
     """A model gives the same bits while another, with other parameters, is built and used; the other is right too."""
     tokens, model = run.truth(case).batch[0], run.model(case)

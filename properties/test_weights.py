@@ -41,7 +41,9 @@ def test_parameters_hold_what_was_given(run: Run, case: Case) -> None:
         run.same_bits(name, held[name], value, "a parameter does not hold what it was built from")
 
 
-@checks("WGT-4", needs=["assign"], where=lambda case: 0 < case.config.layers <= 2 and case.style == "plain")
+@checks(
+    "WGT-4", needs=["assign"], builds=True, where=lambda case: 0 < case.config.layers <= 2 and case.style == "plain"
+)
 def test_an_assigned_parameter_takes_effect(run: Run, case: Case) -> None:
     """After `assign` the logits are those of the new value: no copy made earlier is still in use."""
     truth = run.truth(case)
@@ -51,7 +53,7 @@ def test_an_assigned_parameter_takes_effect(run: Run, case: Case) -> None:
     _assign_and_judge(run, case, model, name, rng)
 
 
-@checks("TIE-4", needs=["assign"], where=lambda case: case.config.layers <= 2 and case.style == "plain")
+@checks("TIE-4", needs=["assign"], where=lambda case: case.config.layers <= 2 and case.style == "plain", builds=True)
 def test_the_assigned_table_serves_both_roles(run: Run, case: Case) -> None:
     """One live table: writing it changes the lookup and the head alike."""
     model = run.subject.build(case.config, run.truth(case).parameters)

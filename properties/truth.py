@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec.properties.cases import Array, Case, arrays
-from decoderspec.reference import oracle, units
+from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.limits import Comparison, compare
 from decoderspec.reference.noise import RUNS
 from decoderspec.spec.parameters import TABLE
@@ -61,7 +61,15 @@ class Truth:
 
     @cached_property
     def _exact(self) -> dict[str, Any]:
-        return oracle.forward(self.case.config, self.parameters, self.batch[0], digits=DIGITS)
+        return self._forward(keep=("logits",))
+
+    def _forward(self, **options: Any) -> dict[str, Any]:
+        """The oracle's stages, in the fastest arithmetic that is installed."""
+        given = self.case.config, self.parameters, self.batch[0]
+        return certified.values(
+            lambda digits, arithmetic: oracle.forward(*given, digits=digits, arithmetic=arithmetic, **options),
+            digits=DIGITS,
+        )
 
     @cached_property
     def logits(self) -> Exact:
@@ -75,8 +83,7 @@ class Truth:
 
     def stages(self, given: Mapping[str, Array]) -> dict[str, Exact]:
         """Every stage, each computed from the given values before it."""
-        computed = oracle.forward(self.case.config, self.parameters, self.batch[0], given=given, digits=DIGITS)
-        return {name: Exact.of(value) for name, value in computed.items()}
+        return {name: Exact.of(value) for name, value in self._forward(given=given).items()}
 
     def stage_units(self, given: Mapping[str, Array], recipe: Recipe | None = None) -> dict[str, Array]:
         """Noise units of every stage, each from the given values before it."""
@@ -116,8 +123,14 @@ class Truth:
         roles = {"lookup": "lookup", "head": "head"}
         along = {TABLE if name in roles else name: self.direction(name) for name in names}
         role: Any = roles.get(names[0], "both")
-        slope = oracle.derivative(self.case.config, self.parameters, *self.batch, along, digits=DIGITS, role=role)
-        return Exact.of(slope)
+        at = self.case.config, self.parameters, *self.batch, along
+        found = certified.values(
+            lambda digits, arithmetic: {
+                "slope": oracle.derivative(*at, digits=digits, role=role, arithmetic=arithmetic)
+            },
+            digits=DIGITS,
+        )
+        return Exact.of(found["slope"])
 
     def judge_slope(self, names: tuple[str, ...], gradients: Mapping[str, Array]) -> Comparison:
         """The gradients, projected on their directions, against the true slope."""
@@ -130,7 +143,10 @@ class Truth:
 
     def judge_elements(self, gradients: Mapping[str, Array]) -> dict[str, Comparison]:
         """Every element of every gradient: one forward difference each, so for the smallest cases only."""
-        true = oracle.gradients(self.case.config, self.parameters, *self.batch, digits=DIGITS)
+        at = self.case.config, self.parameters, *self.batch
+        true = certified.values(
+            lambda digits, arithmetic: oracle.gradients(*at, digits=digits, arithmetic=arithmetic), digits=DIGITS
+        )
         return {
             name: Exact.of(value).judge(gradients[name], units.unit(self.deviations[f"gradient.{name}"]))
             for name, value in true.items()

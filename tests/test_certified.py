@@ -121,6 +121,28 @@ def test_mpmath_lies_in_the_balls_of_random_cases(case):
 
 
 @needs_flint
+@pytest.mark.parametrize("name", ["exp", "log1p", "root", "cos", "sin"])
+def test_each_function_encloses_mpmaths_closely(name):
+    """Function by function, since in a whole stage the radii of other steps would cover for one without."""
+    points = [1e-3, 0.3, 2.0, 700.5]
+    with balls(DIGITS) as a:
+        enclosed = enclosures({name: getattr(a, name)(a.exact(points))})
+    fine = multiprecision(FINER)
+    assert outside(enclosed, {name: getattr(fine, name)(fine.exact(points))}) == []
+    assert (enclosed[name].radius <= 10.0**-DIGITS * np.abs(oracle.to_float(enclosed[name].values))).all()
+
+
+@needs_flint
+def test_a_product_encloses_mpmaths_closely():
+    random = np.random.default_rng(4)
+    left, right = random.normal(size=(3, 40)), random.normal(size=(40, 5))
+    enclosed = enclosures({"product": oracle.linear(left, right, digits=DIGITS, arithmetic=balls)})
+    exact = oracle.linear(left, right, digits=2000)
+    assert outside(enclosed, {"product": exact}) == []
+    assert enclosed["product"].radius.max() < 10.0**-DIGITS
+
+
+@needs_flint
 def test_the_cross_check_sees_a_value_one_radius_away():
     parameters, tokens, _ = drawn(SMALL, 1, 3)
     enclosed = enclosures(oracle.forward(SMALL, parameters, tokens, digits=DIGITS, arithmetic=balls))
@@ -279,6 +301,21 @@ def test_a_zero_that_no_digits_show_ends_at_the_limit_and_meets_an_absolute_targ
     with pytest.raises(certified.DigitsExhausted, match=r"zero\[0, 0\] is 0 with a radius of .* up to 300 digits"):
         certified.certify(equal_rows, limit=300)
     assert certified.certify(equal_rows, absolute=1e-40)["zero"].radius.max() <= 1e-40
+
+
+def test_values_alone_are_right_in_any_arithmetic_and_of_infinite_inputs_too(monkeypatch):
+    x = [1.0, -np.inf, np.inf]
+
+    def norm(digits, arithmetic):
+        how = {"digits": digits, "arithmetic": arithmetic}
+        return {"one": oracle.silu(x[:1], **how), "all": oracle.linear(x, [[1.0], [0.5], [0.0]], **how)}
+
+    truth = oracle.silu(x[:1], digits=60)
+    for _ in range(2):
+        found = certified.values(norm)
+        assert abs(oracle.difference(found["one"], truth)) < 1e-30
+        assert np.isnan(oracle.to_float(found["all"]))
+        monkeypatch.setattr(oracle, "find_spec", lambda name: None)
 
 
 def test_infinite_input_is_refused_before_digits_are_spent():

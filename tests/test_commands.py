@@ -1,0 +1,329 @@
+"""Commands at the prompt: the exit status is the verdict, and what cannot be done is said in one line, never green."""
+
+import json
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from decoderspec.commands import doctor, init
+from decoderspec.commands.main import COMMANDS, main
+from decoderspec.properties.cases import fixed_cases
+from decoderspec.properties.operation import KERNELS
+from decoderspec.spec.protocol import CAPABILITIES, CONTRACTS
+from decoderspec.spec.requirements import requirements
+
+HERE = Path(__file__).parent
+SUBJECTS = HERE / "subjects.py"
+KERNEL_FILE = HERE / "kernels.py"
+QUICK = ("--profile", "quick")
+FORWARD_ONLY = ("--", "-q", "-k", "not inputs")  # bad input takes a process of its own: once is enough
+CONFORMS, FAILS, NOTHING_SAID = 0, 1, 2
+REPORT = {  # the public format
+    "decoderspec", "spec", "implementation", "precision", "contracts", "verdict", "requirements", "capabilities",
+    "limits", "grades", "caught", "not_covered", "environment", "seed",
+}  # fmt: skip
+BESIDE_IT = {"claims", "required", "bits", "findings", "seconds", "profile"}
+ROW = {"status", "contract", "examples", "worst_noise", "allowed", "reason"}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Saved cases land beside whoever runs a command."""
+    monkeypatch.chdir(tmp_path)
+
+
+def check(name, *options, forward_only=True):
+    return main(["check", f"{SUBJECTS}:{name}", *QUICK, *options, *(FORWARD_ONLY if forward_only else ())])
+
+
+# --- check ---
+
+
+def test_a_right_implementation_exits_0_and_its_report_has_the_documented_keys(capsys):
+    assert check("Right", "--json", "report.json", forward_only=False) == CONFORMS
+    report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    assert set(report) == REPORT | BESIDE_IT
+    assert report["verdict"] == "conforms"
+    assert report["implementation"] == "right"
+    assert report["precision"] == {"declared": "float64", "observed": None}
+    contracts = {"forward": "conforms", "training": "absent", "weights": "observed", "inputs": "observed"}
+    assert report["contracts"] == contracts
+    assert report["seed"] == 0
+    assert set(report["capabilities"]) == set(CAPABILITIES)
+    assert report["capabilities"]["initialize"]
+    assert not report["capabilities"]["loss"]
+    assert list(report["requirements"]) == [name for name in requirements() if not name.startswith("OPN")]
+    for row in report["requirements"].values():
+        assert set(row) >= ROW
+        assert row["status"] in ("pass", "fail", "skip", "xfail", "not_judged")
+    assert all(0 < relative < 1e-6 for relative in report["caught"].values() if isinstance(relative, float))
+    assert any("loss(tokens, targets)" in each for each in report["not_covered"])
+    printed = capsys.readouterr().out
+    assert "right conforms (forward)" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_wrong_implementation_exits_1_and_its_case_is_saved_and_explained(capsys):
+    assert check("Wrong", "--json", "report.json") == FAILS
+    printed = capsys.readouterr().out
+    assert "wrong does not conform (forward)" in printed
+    assert requirements()["VAL-1"].sentence[:40] in printed
+    assert "Traceback" not in printed
+    report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    assert (report["verdict"], report["contracts"]["forward"]) == ("fails", "fails")
+    assert report["requirements"]["VAL-1"]["worst_noise"] > report["requirements"]["VAL-1"]["allowed"]
+    assert report["findings"]
+    (case,) = Path("decoderspec-cases").iterdir()
+    assert f"next: decoderspec explain {SUBJECTS}:Wrong --case {case}" in " ".join(printed.split())
+
+    assert main(["explain", f"{SUBJECTS}:Wrong", "--case", str(case), "--json", "explained.json"]) == FAILS
+    explained = json.loads(Path("explained.json").read_text(encoding="utf-8"))
+    assert {"first_wrong_stage", "stages", "likely_causes"} <= set(explained)
+    assert main(["explain", f"{SUBJECTS}:Right", "--case", str(case)]) == CONFORMS
+    assert check("Wrong", "--case", str(case)) == FAILS
+    assert check("Right", "--case", str(case)) == CONFORMS
+
+
+def test_what_fails_outside_the_claims_is_shown_and_exits_0_unless_it_is_required(capsys):
+    assert check("WrongInWhatItDoesNotClaim", forward_only=False) == CONFORMS
+    printed = capsys.readouterr().out
+    assert "seen, but in contracts that are not claimed" in printed
+    assert "INP-1" in printed
+    required = ("--require", "forward,inputs", "--", "-q", "-k", "out_of_range or right_within")
+    assert check("WrongInWhatItDoesNotClaim", *required, forward_only=False) == FAILS
+
+
+def test_claiming_nothing_is_no_verdict(capsys):
+    assert check("ClaimsNothing") == NOTHING_SAID
+    assert "no verdict" in capsys.readouterr().out
+    assert check("ClaimsNothing", "--require", "forward") == CONFORMS
+    assert check("Right", "--claims", "") == NOTHING_SAID  # an unset variable in somebody's CI
+
+
+def test_a_claim_that_cannot_be_reached_exits_1_and_says_what_to_add(capsys):
+    assert check("ClaimsTooMuch") == FAILS
+    assert "claimed, but LOS-1: loss(tokens, targets)" in capsys.readouterr().out
+
+
+def test_a_decoder_that_cannot_be_built_exits_1_with_the_users_own_frame(capsys):
+    assert check("Unbuildable") == FAILS
+    printed = capsys.readouterr().out
+    assert "build raised OSError on valid input: weights.bin is missing" in printed
+    assert str(SUBJECTS) in printed
+    assert "please report" not in printed
+
+
+def test_known_failures_exit_0_and_stop_to_be_known_beyond_their_ceiling(capsys):
+    entries = [{"requirement": name, "reason": "up is off"} for name in ("VAL-1", "TIE-4", "RES-1")]
+    Path("known.json").write_text(json.dumps(entries), encoding="utf-8")
+    assert check("Wrong", "--xfails", "known.json") == CONFORMS
+    assert "1 known" in capsys.readouterr().out
+    Path("known.json").write_text(json.dumps([entries[0] | {"at_most": 20}]), encoding="utf-8")
+    assert check("Wrong", "--xfails", "known.json") == FAILS
+
+
+def test_options_in_the_environment_do_not_thin_the_properties_out(monkeypatch, capsys):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing_has_this_name")
+    assert check("Right") == CONFORMS
+    assert capsys.readouterr().out.count("conforms") >= 2
+
+
+UNREADABLE = {
+    "nothing named": ["check", *QUICK],
+    "an empty name": ["check", "", *QUICK],
+    "no such file": ["check", "missing.py:Adapter"],
+    "no such attribute": ["check", f"{SUBJECTS}:Missing"],
+    "no such module": ["check", "no_such_package_here:Adapter"],
+    "a file without an attribute": ["check", str(SUBJECTS)],
+    "a precision that is none": ["check", f"{SUBJECTS}:Misdeclared"],
+    "a precision given that is none": ["check", f"{SUBJECTS}:Right", "--precision", "float12"],
+    "limits that no case meets": ["check", f"{SUBJECTS}:Unlimited"],
+    "an unknown contract required": ["check", f"{SUBJECTS}:Right", "--require", "speed"],
+    "an unknown contract claimed": ["check", f"{SUBJECTS}:Right", "--claims", "speed"],
+    "an unknown profile": ["check", f"{SUBJECTS}:Right", "--profile", "slow"],
+    "an unknown operation": ["check", f"{KERNEL_FILE}:rms_norm", "--as", "layer_norm"],
+    "an operation that is not there": ["check", f"{KERNEL_FILE}:layer_norm", "--as", "rms_norm"],
+    "no xfail file": ["check", f"{SUBJECTS}:Right", "--xfails", "missing.json"],
+    "an xfail file that is none": ["check", f"{SUBJECTS}:Right", "--xfails", str(SUBJECTS)],
+    "no case": ["check", f"{SUBJECTS}:Right", "--case", "missing.json"],
+    "a case that is none": ["check", f"{SUBJECTS}:Right", "--case", str(SUBJECTS)],
+    "a report that cannot be written": ["check", f"{SUBJECTS}:Right", "--json", "missing/report.json"],
+    "explain: no such file": ["explain", "missing.py:Adapter"],
+    "explain: no case": ["explain", f"{SUBJECTS}:Right", "--case", "missing.json"],
+    "explain: no other": ["explain", f"{SUBJECTS}:Right", "--against", f"{SUBJECTS}:Missing"],
+    "explain: nothing can be built": ["explain", f"{SUBJECTS}:Unbuildable"],
+    "explain: a report that cannot be written": ["explain", f"{SUBJECTS}:Right", "--json", "missing/report.json"],
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_cannot_be_tested_exits_2_in_one_line(capsys, what):
+    assert main(UNREADABLE[what]) == NOTHING_SAID
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.strip()
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["chek"], ["check", "--profle", "quick"], ["explain"], ["init"], ["init", "rust"]]
+)
+def test_a_mistyped_command_exits_2(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == NOTHING_SAID
+    assert "usage" in capsys.readouterr().err
+
+
+def test_a_file_that_leaves_at_import_is_not_green(capsys):
+    Path("leaves.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    assert main(["check", "leaves.py:Adapter"]) == NOTHING_SAID
+
+
+def test_no_test_that_was_selected_is_not_green(capsys):
+    assert check("Right", "--", "-q", "-k", "nothing_has_this_name", forward_only=False) == NOTHING_SAID
+    assert "nothing was tested" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command, capsys):
+    try:
+        status = main([command, "--help"])
+    except SystemExit as left:
+        status = left.code
+    assert not status
+    assert command in capsys.readouterr().out
+
+
+# --- check --as ---
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "attend", "silu", "nll", "embed"])
+def test_a_right_operation_exits_0(name, capsys):
+    assert main(["check", f"{KERNEL_FILE}:{name}", "--as", name, *QUICK, "--claims", "forward,training"]) == CONFORMS
+    assert "conforms (forward, training)" in capsys.readouterr().out
+
+
+def test_a_wrong_operation_exits_1(capsys):
+    source = KERNEL_FILE.read_text(encoding="utf-8")
+    wrong = source.replace("/ np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1] + epsilon)",
+                           "/ (np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1]) + epsilon)")  # fmt: skip
+    assert wrong != source
+    Path("wrong.py").write_text(wrong, encoding="utf-8")
+    assert main(["check", "wrong.py:rms_norm", "--as", "rms_norm", *QUICK, "--json", "report.json"]) == FAILS
+    report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    assert [name for name, row in report["requirements"].items() if row["status"] == "fail"] == ["OPN-1"]
+    assert set(report) == REPORT | BESIDE_IT
+    assert main(["check", f"{KERNEL_FILE}:linear", "--as", "rotate", *QUICK]) == FAILS  # other arguments altogether
+
+
+def test_every_operation_is_named_where_one_is_not_known(capsys):
+    main(["check", f"{KERNEL_FILE}:rms_norm", "--as", "layer_norm"])
+    message = capsys.readouterr().err
+    assert all(name in message for name in KERNELS)
+
+
+# --- explain ---
+
+
+def test_explain_of_a_right_decoder_exits_0(capsys):
+    assert main(["explain", f"{SUBJECTS}:Right"]) == CONFORMS
+    assert "right on" in capsys.readouterr().out
+
+
+def test_explain_against_another_compares_both(capsys):
+    reference = "decoderspec.reference:Reference"
+    assert main(["explain", reference, "--against", reference]) == CONFORMS
+    printed = capsys.readouterr().out
+    assert "nearer by a bit or more" in printed
+    assert fixed_cases()[0].describe() in printed
+
+
+# --- golden ---
+
+
+@pytest.mark.parametrize("chapter", ["block", "model"])
+@pytest.mark.parametrize("kind", ["report", "trace"])
+def test_golden_prints_the_documents(kind, chapter, capsys):
+    kept = (HERE.parent / "golden" / f"{chapter}_{kind}.txt").read_text(encoding="utf-8")
+    assert main(["golden", kind, chapter]) == CONFORMS
+    assert capsys.readouterr().out == kept
+
+
+# --- init and doctor ---
+
+SENTENCES = {kind: init.sentence(kind, Path("adapter.py")).split()[2:] for kind in init.KINDS}
+
+
+@pytest.mark.parametrize("kind", init.KINDS)
+def test_what_init_writes_runs_as_it_stands_by_the_sentence_that_it_prints(kind, capsys):
+    if kind == "torch":
+        pytest.importorskip("torch", reason="PyTorch is an extra")
+    assert main(["init", kind]) == CONFORMS
+    printed = capsys.readouterr().out
+    assert f"decoderspec check {' '.join(SENTENCES[kind])}" in printed
+    assert main(["check", *SENTENCES[kind], *QUICK, *FORWARD_ONLY]) == CONFORMS
+    assert "conforms (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", init.KINDS)
+def test_templates_mark_what_to_fill_and_name_their_own_sentence(kind):
+    main(["init", kind, "mine.py"])
+    text = Path("mine.py").read_text(encoding="utf-8")
+    assert text.count("FILL") > 2
+    assert f"`{init.sentence(kind, Path('mine.py'))}`" in text
+    assert "{file}" not in text
+    compile(text, "mine.py", "exec")
+
+
+def test_templates_are_those_of_the_kinds():
+    folder = HERE.parent / "commands" / "templates"
+    assert {path.name for path in folder.iterdir()} == {f"{kind}.py.txt" for kind in init.KINDS}
+
+
+def test_init_never_overwrites(capsys):
+    Path("adapter.py").write_text("mine", encoding="utf-8")
+    assert main(["init", "function"]) == NOTHING_SAID
+    assert "File exists" in capsys.readouterr().err
+    assert Path("adapter.py").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    "path", ["adapter", "adapter.txt", "missing/adapter.py", "numpy.py", "json.py", "decoderspec.py"]
+)
+def test_init_refuses_a_name_that_check_could_not_load(path, capsys):
+    assert main(["init", "function", path]) == NOTHING_SAID
+    assert "is not written" in capsys.readouterr().err
+    assert not Path(path).exists()
+
+
+def test_the_sentence_survives_a_name_with_a_blank():
+    assert init.sentence("function", Path("my adapter.py")) == "decoderspec check 'my adapter.py':logits"
+
+
+def test_doctor_says_what_is_installed_and_exits_0(capsys):
+    assert main(["doctor"]) == CONFORMS
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert {"decoderspec", "python", *(part.name for part in doctor.PARTS)} <= set(lines)
+    assert doctor.installed("numpy") in lines["numpy"]
+
+
+def test_doctor_says_how_to_get_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "installed", lambda name: "")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert main(["doctor"]) == CONFORMS
+    printed = capsys.readouterr().out
+    assert printed.count("not installed") == len(doctor.PARTS) + 1
+    assert "pip install 'decoderspec[torch]'" in printed
+
+
+def test_contracts_are_named_where_one_is_not_known(capsys):
+    main(["check", f"{SUBJECTS}:Right", "--require", "speed"])
+    assert all(name in capsys.readouterr().err for name in CONTRACTS)
+
+
+def test_parts_of_the_doctor_are_distinct():
+    assert len({part.name for part in doctor.PARTS}) == len(doctor.PARTS)
+    assert {field.name for field in fields(doctor.Part)} == {"name", "enables", "extra"}
