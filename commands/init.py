@@ -6,8 +6,8 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.metadata import packages_distributions
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 
 DEFAULT = Path("adapter.py")
@@ -67,5 +67,5 @@ def _require_usable(path: Path) -> None:
     """Raise `OSError` for a name that `check` could not load: its folder comes first on the path of imports."""
     if path.suffix != ".py":
         raise OSError("its name must end in .py")
-    if path.stem.isidentifier() and find_spec(path.stem) is not None and not path.exists():
+    if path.stem in sys.stdlib_module_names or path.stem in packages_distributions():
         raise OSError(f"it would hide the module {path.stem!r} from what imports it; choose another name")

@@ -40,7 +40,18 @@ def _last_row_everywhere(logits: Array) -> Array:
     return np.broadcast_to(logits[..., -1:, :], logits.shape).copy()
 
 
+def _widened(logits: Array) -> Array:
+    return np.concatenate([logits, np.zeros((*logits.shape[:-1], -logits.shape[-1] % 8))], axis=-1)
+
+
 FAULTS = (
+    head(
+        name="logits-of-padded-vocabulary",
+        sentence="the vocabulary is padded to a multiple of 8, and the extra logits are handed out",
+        source="huggingface/transformers #29856; tenstorrent/tt-metal PR 38881; karpathy/llm.c PR 143",
+        breaks=("SHP-1",),
+        operations=swap(project=lambda x, table: _widened(project(x, table))),
+    ),
     head(
         name="logits-divided-by-root",
         sentence="logits are divided by the root of the model width because the table is tied",

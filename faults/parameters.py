@@ -11,6 +11,7 @@ from decoderspec.faults.fault import Fault, FaultyModel, Weights
 from decoderspec.faults.numbers import rounded
 from decoderspec.faults.state import held
 from decoderspec.reference.operations import Array
+from decoderspec.reference.tape import Gradient
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import FINAL_GAIN, TABLE
 
@@ -44,6 +45,34 @@ class CopiedGains(Copied):
     """Gains are folded once."""
 
     copied = (".gain",)
+
+
+class CopiedKeys(Copied):
+    """One matrix of each block is packed for a kernel of its own."""
+
+    copied = ("key.weight",)
+
+
+class CopiedFinalGain(Copied):
+    """One gain is folded into the head."""
+
+    copied = (FINAL_GAIN,)
+
+
+class CopiedForTraining(FaultyModel):
+    """Loss and gradients were compiled with the parameters as constants."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.constants = FaultyModel(fault, config, {name: value.copy() for name, value in weights.items()})
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        """Of the parameters at construction."""
+        return self.constants.loss(tokens, targets)
+
+    def gradient(self, tokens: Any, targets: Any) -> Gradient:
+        """At the parameters of construction."""
+        return self.constants.gradient(tokens, targets)
 
 
 class CopiedHead(FaultyModel):
@@ -157,6 +186,18 @@ FAULTS = (
     held(
         name="gains-copied-at-construction", breaks=("WGT-4",), model=CopiedGains,
         sentence="gains are folded or cast once, at construction",
+    ),
+    held(
+        name="keys-copied-at-construction", breaks=("WGT-4",), model=CopiedKeys,
+        sentence="the key matrix alone is packed once, at construction",
+    ),
+    held(
+        name="final-gain-copied-at-construction", breaks=("WGT-4",), model=CopiedFinalGain,
+        sentence="the last gain alone is folded once, at construction",
+    ),
+    held(
+        name="training-on-copies", breaks=("WGT-4",), model=CopiedForTraining,
+        sentence="loss and gradients were compiled with the parameters as constants: logits learn, they do not",
     ),
     held(
         name="table-assigned-twice", breaks=("TIE-4",), model=AssignsTwice,

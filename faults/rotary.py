@@ -341,6 +341,7 @@ FAULTS = (
     ),
     turning(
         name="positions-clamped-at-seven",
+        breaks=("VAL-1",),
         sentence="the table is shorter than the context, and positions past it use its last row",
         source="vllm-project/vllm-ascend PR 1266",
         operations=at_positions(lambda p: np.minimum(p, 7)),

@@ -193,6 +193,32 @@ class AddsGradients(FaultyModel):
         return {name: value.copy() for name, value in found.items()}
 
 
+class GradientsOfFirstBatch(FaultyModel):
+    """Gradients are computed once and kept."""
+
+    kept: dict[str, Array] | None = None
+
+    def gradients(self, tokens: Any, targets: Any) -> dict[str, Array]:
+        """Those of the first batch, whatever the batch."""
+        self.kept = self.kept or super().gradients(tokens, targets)
+        return {name: value.copy() for name, value in self.kept.items()}
+
+
+class LossOfFirstBatch(FaultyModel):
+    """The loss is computed once for each shape and kept."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.kept: dict[tuple[int, ...], float] = {}
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        """That of the first batch of this shape."""
+        shape = np.shape(tokens)
+        if shape not in self.kept:
+            self.kept[shape] = super().loss(tokens, targets)
+        return self.kept[shape]
+
+
 class StepsInGradients(FaultyModel):
     """Asking for gradients already takes a step."""
 
@@ -254,7 +280,7 @@ FAULTS = (
         sentence="results are cached by ids and outlive the parameters that they came from",
     ),
     between(
-        name="length-of-the-first-call", breaks=("CAU-3",), model=TableOfFirstLength,
+        name="length-of-the-first-call", breaks=("DET-4",), model=TableOfFirstLength,
         sentence="tables and masks are sized by the first call",
     ),
     between(
@@ -265,6 +291,14 @@ FAULTS = (
         name="gradients-add-up", breaks=("GRA-3",), model=AddsGradients, level="contract",
         sentence="gradient buffers are not cleared between calls",
         source="karpathy/llm.c PR 548; karpathy/micrograd PR 102",
+    ),
+    between(
+        name="gradients-of-the-first-batch", breaks=("GRA-3",), model=GradientsOfFirstBatch,
+        sentence="gradients are computed once and kept, as by a graph that was recorded with its input",
+    ),
+    between(
+        name="loss-of-the-first-batch", breaks=("LOS-1",), model=LossOfFirstBatch,
+        sentence="the loss of the first batch of a shape is kept for all later ones",
     ),
     between(
         name="gradients-take-a-step", breaks=("WGT-5",), model=StepsInGradients,

@@ -58,7 +58,7 @@ class Entry:
             self.worst, self.where = other.worst, other.where
 
 
-@dataclass
+@dataclass(repr=False)  # pytest asks for it at every skip, and all truths take seconds to print
 class Run:
     """Shared by all properties of one session."""
 
@@ -129,7 +129,9 @@ class Run:
 
     @cached_property
     def capabilities(self) -> frozenset[str]:
-        """The optional methods that the first model has."""
+        """The optional methods that the first model has; an operation has none."""
+        if self.only:
+            return frozenset()
         model = self.model(self.fixed[0])
         return frozenset(name for name in CAPABILITIES if model.has(name))
 

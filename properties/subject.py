@@ -27,7 +27,7 @@ EMULATIONS = ("batch", "causal")  # a loop over rows, one call per prefix
 ALIVE = 2  # models at a time: a build may hold a device's memory
 
 
-@dataclass
+@dataclass(repr=False)
 class Subject:
     """An implementation with its declarations read."""
 
@@ -88,7 +88,7 @@ class Subject:
             self.models.popitem()[1].close()
 
 
-@dataclass
+@dataclass(repr=False)
 class SubjectModel:
     """A built model; every result is canonical, float64 and a copy of its own."""
 

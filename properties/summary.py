@@ -103,7 +103,7 @@ def _observed(report: Report, groups: Sequence[Group]) -> str:
 
 
 def _finding(report: Report, number: int, group: Group, next_command: str) -> str:
-    names = [name for record in group.records for name in record["requirements"]]
+    names = list(dict.fromkeys(name for record in group.records for name in record["requirements"]))
     shown = group.shown
     lines = [f"finding {number}: {_title(group)}"]
     if shown["stage"] == "inputs":

@@ -6,6 +6,7 @@ from decoderspec.properties.cases import Array, Case, round_to
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.registry import checks, checks_once
 from decoderspec.properties.run import Run
+from decoderspec.properties.subject import SubjectModel
 from decoderspec.properties.truth import Truth
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_count, parameter_shapes
@@ -45,31 +46,59 @@ def test_parameters_hold_what_was_given(run: Run, case: Case) -> None:
     "WGT-4", needs=["assign"], builds=True, where=lambda case: 0 < case.config.layers <= 2 and case.style == "plain"
 )
 def test_an_assigned_parameter_takes_effect(run: Run, case: Case) -> None:
-    """After `assign` the logits are those of the new value: no copy made earlier is still in use."""
-    truth = run.truth(case)
-    model = run.subject.build(case.config, truth.parameters)
-    rng = np.random.default_rng((case.seed, 3))
-    name = str(rng.choice([n for n in truth.parameters if n != TABLE]))
-    _assign_and_judge(run, case, model, name, rng)
+    """After every one but the table is assigned the logits are those of the new values: no earlier copy is in use."""
+    model = run.subject.build(case.config, run.truth(case).parameters)
+    model.logits(run.truth(case).batch[0])  # whatever is cached is cached now
+    after = _assigned(run, case, model, [name for name in run.truth(case).parameters if name != TABLE])
+    logits = model.logits(after.batch[0])
+    run.judge("logits after parameters were assigned", after.logits.judge(logits, after.units["logits"]), "parameters")
+    model.close()
+
+
+@checks(
+    "WGT-4",
+    needs=["assign", "gradients"],
+    builds=True,
+    search=False,
+    most=3,
+    where=lambda case: 0 < case.config.layers <= 2 and case.style == "plain" and case.config.vocabulary_size > 1,
+)
+def test_an_assigned_parameter_takes_effect_in_training(run: Run, case: Case) -> None:
+    """After every parameter is assigned the loss and its gradients are those of the new values."""
+    model = run.subject.build(case.config, run.truth(case).parameters)
+    model.gradients(*run.truth(case).batch)  # whatever is cached is cached now
+    after = _assigned(run, case, model, list(run.truth(case).parameters))
+    gradients = model.gradients(*after.batch)
+    run.judge("gradients after an assignment", after.judge_slope(tuple(gradients), gradients), "parameters")
+    if model.has("loss"):
+        loss = np.asarray(model.loss(*after.batch))
+        run.judge("loss after an assignment", after.loss.judge(loss, after.loss_unit()), "parameters")
+    model.close()
 
 
 @checks("TIE-4", needs=["assign"], where=lambda case: case.config.layers <= 2 and case.style == "plain", builds=True)
 def test_the_assigned_table_serves_both_roles(run: Run, case: Case) -> None:
     """One live table: writing it changes the lookup and the head alike."""
     model = run.subject.build(case.config, run.truth(case).parameters)
-    _assign_and_judge(run, case, model, TABLE, np.random.default_rng((case.seed, 3)))
+    model.logits(run.truth(case).batch[0])  # whatever is cached is cached now
+    after = _assigned(run, case, model, [TABLE])
+    logits = model.logits(after.batch[0])
+    run.judge(f"logits after {TABLE} was assigned", after.logits.judge(logits, after.units["logits"]), "parameters")
+    model.close()
 
 
-def _assign_and_judge(run: Run, case: Case, model: object, name: str, rng: np.random.Generator) -> None:
-    truth = run.truth(case)
-    value = round_to(truth.parameters[name] * (1 + rng.uniform(0.25, 0.75)) + 0.125, run.subject.recipe.weights)
-    changed = run.subject.layout.invert(case.config, run.subject.theirs(case.config, {**truth.parameters, name: value}))
-    model.logits(truth.batch[0])  # type: ignore[attr-defined]  # whatever is cached is cached now
-    model.assign(name, value)  # type: ignore[attr-defined]
-    after = Truth(case, changed, run.subject.recipe)
-    logits = model.logits(truth.batch[0])  # type: ignore[attr-defined]
-    run.judge(f"logits after {name} was assigned", after.logits.judge(logits, after.units["logits"]), "parameters")
-    model.close()  # type: ignore[attr-defined]
+def _assigned(run: Run, case: Case, model: SubjectModel, names: list[str]) -> Truth:
+    """Assign other values to those parameters that are tensors of their own; what is true from then on."""
+    truth, rng = run.truth(case), np.random.default_rng((case.seed, 3))
+    alone = run.subject.layout.rename(case.config)
+    values = {
+        name: round_to(truth.parameters[name] * (1 + rng.uniform(0.25, 0.75)) + 0.125, run.subject.recipe.weights)
+        for name in ([name for name in names if name in alone] or names[:1])
+    }
+    changed = run.subject.layout.invert(case.config, run.subject.theirs(case.config, {**truth.parameters, **values}))
+    for name, value in values.items():
+        model.assign(name, value)
+    return Truth(case, changed, run.subject.recipe)
 
 
 @checks_once("INI-1")

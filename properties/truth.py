@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -46,13 +46,14 @@ class Exact:
         return compare(got, self.error(got), unit)
 
 
-@dataclass
+@dataclass(repr=False)
 class Truth:
     """What is true of one case, for parameters exactly as the implementation got them."""
 
     case: Case
     parameters: Mapping[str, Array]
     recipe: Recipe
+    slopes: dict[tuple[str, ...], Exact] = field(default_factory=dict)  # that were asked for
 
     @cached_property
     def batch(self) -> tuple[Array, Array]:
@@ -120,6 +121,11 @@ class Truth:
 
     def slope(self, names: tuple[str, ...]) -> Exact:
         """The true derivative of the loss along the directions of several gradients together."""
+        if names not in self.slopes:
+            self.slopes[names] = self._slope(names)
+        return self.slopes[names]
+
+    def _slope(self, names: tuple[str, ...]) -> Exact:
         roles = {"lookup": "lookup", "head": "head"}
         along = {TABLE if name in roles else name: self.direction(name) for name in names}
         role: Any = roles.get(names[0], "both")
