@@ -16,6 +16,7 @@ LIVE = ("WGT-4", "TIE-4")
 TRAINING = ("LOS-1", "GRA-1", "GRA-2", "GRA-4", "TIE-1", "TIE-2", "TIE-3")
 STATE = ("DET-1", "DET-2", "DET-3", "DET-4", "GRA-3", "WGT-5")
 INPUTS = ("CFG-1", "CFG-2", "INP-1", "INP-2", "INP-3", "INP-4", "INP-5", "INP-6", "INP-7")
+CALLS = 3  # failures with the very same words: the call itself is at fault, not what it computes
 FAMILIES = (
     ("values", VALUES),
     ("loss and gradients", TRAINING),
@@ -71,8 +72,9 @@ def groups(run: Run, failures: Sequence[dict[str, Any]]) -> list[Group]:
     """The failures by cause."""
     if not failures:
         return []
-    found: list[Group] = []
-    left = list(failures)
+    same = [record for record in failures if sum(record["reason"] == other["reason"] for other in failures) >= CALLS]
+    found = [Group(same[0]["reason"].splitlines()[0], same)] if same else []
+    left = [record for record in failures if record not in same]
     for title, names in FAMILIES:
         mine = sorted(
             (record for record in left if set(record["requirements"]) & set(names)),
@@ -105,6 +107,9 @@ def _diagnosed(run: Run, records: Sequence[dict[str, Any]]) -> Diagnosis | None:
         return diagnosis(run, run.cases[0] if run.cases else case)
     except Finding:
         return None  # a call that raises has said so itself
+    except Exception as reason:  # a diagnosis is help: it must not cost the verdict
+        records[0]["reason"] += f"\n(the diagnosis itself failed: {type(reason).__name__}: {reason})"
+        return None
 
 
 def diagnosis(run: Run, case: Case) -> Diagnosis:

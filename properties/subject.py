@@ -6,6 +6,7 @@ turns every way in which a call can go wrong into a finding.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -204,9 +205,11 @@ def fresh(values: Array) -> Array:
 
 
 def called(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call on valid input; raising anything is a finding."""
+    """The result of a call on valid input; raising anything is a finding. What it changes in NumPy is put back."""
     try:
-        return function(*arguments)
+        with np.errstate(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an overflow shows in the values, where it is judged
+            return function(*arguments)
     except NotImplementedError as reason:
         raise Finding(f"{what} is offered but raises NotImplementedError: {reason}") from None
     except (KeyboardInterrupt, Finding, Absent):

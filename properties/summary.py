@@ -162,7 +162,7 @@ def _diagnosis_lines(report: Report, group: Group) -> Iterator[str]:
         yield from _wrapped(
             f"likely cause: {cause.fault}: {cause.sentence}{seen}; reproduces it to {cause.noise:.2g} x noise"
         )
-    if not group.diagnosis.causes and group.title == "values":
+    if not group.diagnosis.causes and group.title == "values" and group.shown["worst_noise"] is not None:
         yield from _wrapped("likely cause: no known fault reproduces this")
 
 

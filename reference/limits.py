@@ -53,10 +53,10 @@ def compare(got: Array, error: Array, unit: Array) -> Comparison:
         ratio = np.where(error == 0, 0.0, np.abs(error) / unit)
         ratio = np.where(np.isnan(ratio) | ~np.isfinite(got), np.inf, ratio)
         spread = float(np.sqrt(np.mean(np.square(ratio)))) if ratio.size else 0.0
+        rows = distinct_rows(got - error)
     if not ratio.size:
         return Comparison(0.0, worst_allowed(1), 0.0, spread_allowed(1), (), 0.0, 0.0, 0.0, 0)
     index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
-    rows = distinct_rows(got - error)
     return Comparison(
         worst=float(ratio[index]),
         allowed=worst_allowed(ratio.size),
@@ -74,6 +74,8 @@ def distinct_rows(truth: Array) -> int:
     """Rows of the last axis that are not equal to another: equal rows err alike, so they count once."""
     if truth.ndim == 0:
         return 1
+    if not truth.size:
+        return 0
     rows = truth.reshape(-1, truth.shape[-1])
     largest = np.max(np.abs(rows), initial=0.0)
     return len(np.unique(np.round(rows / largest, 9), axis=0)) if 0 < largest < np.inf else 1

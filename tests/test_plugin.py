@@ -1,0 +1,223 @@
+"""The plugin in somebody else's pytest: properties by package name, a test per requirement, and several processes."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from decoderspec.properties.properties import all_properties
+from decoderspec.properties.session import conformance, name_of
+from decoderspec.reference import Reference
+
+SUBJECTS = Path(__file__).with_name("subjects.py")
+KERNELS = Path(__file__).with_name("kernels.py")
+PROPERTIES = ("--pyargs", "decoderspec.properties", "--decoderspec-profile", "quick")
+WITHOUT_INPUTS = ("-k", "not test_inputs")
+USAGE_ERROR = pytest.ExitCode.USAGE_ERROR.value
+MINE = """
+from decoderspec.properties.session import conformance
+from subjects import {name}
+
+test_decoder = conformance({name}(), profile="quick")
+"""
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    """Runs pytest in a folder and a process of its own, as a stranger would."""
+
+    def run(*arguments):
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        environment["PYTHONPATH"] = os.pathsep.join([str(SUBJECTS.parent), environment.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def counted(output):
+    """The last line's counts: `{"passed": 23, "skipped": 18}`."""
+    words = output.strip().splitlines()[-1].strip("= ").replace(",", "").split(" in ")[0].split()
+    return dict(zip(words[1::2], map(int, words[0::2]), strict=True))
+
+
+def written(tmp_path, text, name="test_mine.py"):
+    (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
+
+
+def test_a_right_implementation_passes_by_package_name(run_pytest):
+    status, output = run_pytest(*PROPERTIES, "--implementation", f"{SUBJECTS}:Right", "-rs")
+    assert status == pytest.ExitCode.OK, output
+    assert sum(counted(output).values()) == len(all_properties())
+    assert f"decoderspec: {SUBJECTS}:Right" in output
+    assert "loss(tokens, targets) -> float lets the loss be tested" in output
+
+
+def test_a_wrong_implementation_fails_in_plain_words(run_pytest):
+    status, output = run_pytest(*PROPERTIES, *WITHOUT_INPUTS, "--implementation", f"{SUBJECTS}:Wrong")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert "requirements: ['VAL-1']" in output
+    assert "x noise" in output
+    assert "case: " in output
+    for frame in ("registry.py", "Traceback", "hypothesis"):
+        assert frame not in output.lower().partition("failures")[2], frame
+
+
+def test_several_processes_judge_the_same(run_pytest):
+    pytest.importorskip("xdist", reason="pytest-xdist is an extra")
+    arguments = (*PROPERTIES, *WITHOUT_INPUTS, "-p", "xdist", "-n", "2")
+    status, output = run_pytest(*arguments, "--implementation", f"{SUBJECTS}:Right")
+    assert status == pytest.ExitCode.OK, output
+    alone = counted(run_pytest(*PROPERTIES, *WITHOUT_INPUTS, "--implementation", f"{SUBJECTS}:Right")[1])
+    together = counted(output)
+    assert (together["passed"], together["skipped"]) == (alone["passed"], alone["skipped"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two"])
+@pytest.mark.parametrize(("name", "message"), [
+    ("missing.py:Adapter", "there is no file missing.py"),
+    (f"{SUBJECTS}:Missing", "has no 'Missing'"),
+    (f"{SUBJECTS}:Misdeclared", "float12"),
+    (f"{SUBJECTS}:Unlimited", "limits of head_width"),
+])  # fmt: skip
+def test_what_cannot_be_loaded_is_one_usage_error(run_pytest, name, message, workers):
+    if workers:
+        pytest.importorskip("xdist", reason="pytest-xdist is an extra")
+    status, output = run_pytest(*PROPERTIES, "--implementation", name, *workers)
+    assert status == USAGE_ERROR
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_nothing_named_is_a_usage_error(run_pytest):
+    status, output = run_pytest(*PROPERTIES)
+    assert status == USAGE_ERROR
+    assert "give --implementation" in output
+
+
+def test_an_unknown_profile_is_a_usage_error(run_pytest):
+    arguments = ("--pyargs", "decoderspec.properties", "--decoderspec-profile", "slow")
+    status, output = run_pytest(*arguments, "--implementation", f"{SUBJECTS}:Right")
+    assert status == USAGE_ERROR
+    assert "no profile 'slow'" in output
+
+
+def test_properties_can_be_listed_without_an_implementation(run_pytest):
+    status, output = run_pytest(*PROPERTIES, "--collect-only", "-q")
+    assert status == pytest.ExitCode.OK, output
+    assert output.count("::test_") == len(all_properties())
+
+
+def test_values_come_first_and_bad_input_last(run_pytest):
+    _, output = run_pytest(*PROPERTIES, "--collect-only", "-q")
+    modules = list(
+        dict.fromkeys(line.partition("::")[0].rpartition("/")[2] for line in output.splitlines() if "::" in line)
+    )
+    assert modules[0] == "test_forward.py"
+    assert modules[-1] == "test_inputs.py"
+    assert "test_operation.py" not in modules
+
+
+def test_one_operation_is_judged_by_its_own_properties_alone(run_pytest):
+    name = ("--implementation", f"{KERNELS}:silu", "--decoderspec-as", "silu")
+    status, output = run_pytest(*PROPERTIES, *name)
+    assert status == pytest.ExitCode.OK, output
+    assert counted(output) == {"passed": 3, "skipped": 1}
+
+
+# --- In somebody's own test file ---
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_conformance_is_a_test_for_each_property(run_pytest, tmp_path, mode):
+    written(tmp_path, MINE.format(name="Right"))
+    status, output = run_pytest(f"--import-mode={mode}", "--collect-only", "-q")
+    assert status == pytest.ExitCode.OK, output
+    for test in all_properties():
+        identifier = "+".join(test.property.requirements) + "-" + test.property.name
+        assert f"test_mine.py::test_decoder[{identifier}]" in output
+
+
+def test_conformance_passes_for_a_right_decoder_bad_input_included(run_pytest, tmp_path):
+    written(tmp_path, MINE.format(name="Right"))
+    status, output = run_pytest("-q", "-rs")
+    assert status == pytest.ExitCode.OK, output
+    found = counted(output)
+    assert sum(found.values()) == len(all_properties())
+    assert "child process" not in output  # the class is found again by its file
+    assert found["passed"] > found["skipped"]
+
+
+def test_conformance_fails_for_a_wrong_decoder_with_the_smallest_case(run_pytest, tmp_path):
+    written(tmp_path, MINE.format(name="Wrong"))
+    status, output = run_pytest("-q", "-k", "VAL-1 or CAU-2")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert counted(output) == {"failed": 1, "passed": 1, "deselected": len(all_properties()) - 2}
+    assert "smallest case: V=" in output
+    assert "x noise" in output
+
+
+def test_conformance_runs_in_several_processes(run_pytest, tmp_path):
+    pytest.importorskip("xdist", reason="pytest-xdist is an extra")
+    written(tmp_path, MINE.format(name="Right"))
+    status, output = run_pytest("-q", "-n", "2", "-k", "VAL or CAU or BAT or DET")
+    assert status == pytest.ExitCode.OK, output
+    assert counted(output)["passed"] > 8
+
+
+def test_a_local_class_is_judged_but_for_bad_input(run_pytest, tmp_path):
+    written(tmp_path, """
+        from decoderspec.properties.session import conformance
+        from subjects import Right
+
+        def adapter():
+            class Local(Right):
+                pass
+            return Local()
+
+        test_decoder = conformance(adapter(), profile="quick")
+    """)  # fmt: skip
+    status, output = run_pytest("-q", "-rs", "-k", "INP-1 or SHP-1")
+    assert status == pytest.ExitCode.OK, output
+    assert counted(output) == {"passed": 1, "skipped": 1, "deselected": len(all_properties()) - 2}
+    assert "needs a name to load the implementation by" in output
+
+
+def test_the_plugin_does_not_show_in_other_peoples_tests(run_pytest, tmp_path):
+    written(tmp_path, "def test_of_mine():\n    assert True\n")
+    status, output = run_pytest("-q")
+    assert status == pytest.ExitCode.OK
+    assert "decoderspec" not in output
+
+
+def test_the_plugin_imports_nothing_of_the_suite_before_it_is_needed():
+    code = (
+        "import sys, decoderspec.properties.plugin;"
+        "print([name for name in sys.modules if name.startswith(('decoderspec.', 'numpy', 'mpmath', 'hypothesis'))])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "['decoderspec.properties', 'decoderspec.properties.plugin']"
+
+
+# --- Without pytest's command line ---
+
+
+def test_conformance_takes_names_classes_and_functions():
+    for subject in (Reference(), Reference, "decoderspec.reference:Reference", f"{SUBJECTS}:Right"):
+        (mark,) = conformance(subject, profile="quick").pytestmark
+        assert len(mark.args[1]) == len(mark.kwargs["ids"]) == len(all_properties())
+
+
+def test_a_class_is_named_so_that_another_process_finds_it():
+    class Local:
+        pass
+
+    assert name_of(Local()) == ""
+    name = name_of(Reference())
+    assert name.endswith("model.py:Reference")
+    assert Path(name.rpartition(":")[0]).is_file()
+    assert name_of(Reference) == name
