@@ -31,6 +31,8 @@ EXAMPLES = """examples:
   decoderspec check kernels.py:rms_norm --as rms_norm        one operation
   decoderspec check mine.py:Adapter --profile quick --json report.json
 
+OMP_NUM_THREADS is 1 unless you set it: the cases are tiny.
+
 exit status: 0 everything claimed and required conforms, 1 something does not, 2 nothing could be tested"""
 
 

@@ -52,8 +52,9 @@ class Kill:
     message: str = ""
     shows: tuple[str, ...] = ()  # all fixed cases on which that property kills it, where they were tried
     hides: tuple[str, ...] = ()  # .. and those on which it does not
-    also: tuple[str, ...] = ()  # further declared requirements that kill it, where they were tried
+    also: tuple[str, ...] = ()  # further declared requirements that kill it, on fixed cases
     holds: tuple[str, ...] = ()  # .. and those that do not
+    tests: tuple[str, ...] = ()  # the names of all declared properties that kill it
 
     @property
     def as_declared(self) -> bool:
@@ -95,11 +96,6 @@ class Table:
             found = Kill(name, message=f"the suite itself failed: {traceback.format_exc()[-2000:]}")
         run.subject.close()
         return replace(found, seconds=time.perf_counter() - start)
-
-    def kills(self, property_name: str, name: str) -> bool:
-        """Whether the fixed cases of one property kill a fault."""
-        (found,) = (each for each in properties() if each.name == property_name)
-        return isinstance(_on_fixed(self.run(by_name(name)), found), Finding)
 
 
 def properties() -> list[Property]:
@@ -213,13 +209,16 @@ def _size(error: float, got: float) -> float:
 
 def _with_every(run: Run, fault: Fault, found: Kill) -> Kill:
     """Which of the requirements that it declares kill the fault on fixed cases, and which do not."""
-    killed: dict[str, bool] = {}
-    for each in declared(fault):
-        dead = each.name == found.test or _on_fixed(run, each) is not None
-        for requirement in each.requirements:
-            killed[requirement] = killed.get(requirement, False) or dead
-    wanted = [r for r in fault.breaks if r != found.requirement]
-    return replace(found, also=tuple(r for r in wanted if killed[r]), holds=tuple(r for r in wanted if not killed[r]))
+    mine = declared(fault)
+    dead = [each for each in mine if each.name == found.test or _on_fixed(run, each)]
+    killing = {requirement for each in dead for requirement in each.requirements}
+    wanted = [requirement for requirement in fault.breaks if requirement != found.requirement]
+    return replace(
+        found,
+        also=tuple(requirement for requirement in wanted if requirement in killing),
+        holds=tuple(requirement for requirement in wanted if requirement not in killing),
+        tests=tuple(each.name for each in dead),
+    )
 
 
 def _with_spread(run: Run, found: Kill) -> Kill:

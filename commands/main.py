@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"decoderspec {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     chosen = parser.parse_args(given[:1])
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # cases are tiny: threads cost more than they give
     module = importlib.import_module(f"decoderspec.commands.{chosen.command}")
     try:
         status: int = module.run(given[1:])

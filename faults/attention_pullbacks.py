@@ -27,6 +27,11 @@ def _sum_over_queries(dp: Array, p: Array, _s: Array) -> Any:
     return (p * (dp - np.sum(p * dp, axis=-2, keepdims=True)),)
 
 
+def _of_one_block(gradients: Any, size: int) -> Any:
+    dq, dk = gradients
+    return dq, dk * (np.arange(dk.shape[-2]) < size)[:, None]
+
+
 FAULTS = (
     backward(
         name="rotation-pulled-forward",
@@ -92,6 +97,13 @@ FAULTS = (
             scores=lambda q, k: right.scores(q, k),
             scores_vjp=lambda ds, s, q, k: right.scores_vjp(ds * _overflowing(q, k), s, q, k),
         ),
+    ),
+    backward(
+        name="key-gradient-of-one-block",
+        stage="gradient.scores",
+        breaks=("GRA-1",),
+        sentence="the pullback covers one block of 32 keys",
+        operations=swap(scores_vjp=lambda ds, s, q, k: _of_one_block(right.scores_vjp(ds, s, q, k), 32)),
     ),
     backward(
         name="value-gradient-missing",

@@ -22,6 +22,7 @@ from decoderspec.faults import (
     norms,
     parameters,
     pullbacks,
+    refusals,
     residual,
     rotary,
     softmax,
@@ -49,6 +50,7 @@ BANK: tuple[Fault, ...] = (
     *parameters.FAULTS,
     *initialization.FAULTS,
     *inputs.FAULTS,
+    *refusals.FAULTS,
     *loading.FAULTS,
 )
 

@@ -85,6 +85,13 @@ FAULTS = (
         operations=swap(embed=lambda table, tokens: embed(table, tokens & 255)),
     ),
     lookup(
+        name="embedding-id-in-16-bits",
+        breaks=("VAL-1", "VAL-2"),
+        sentence="ids are stored in sixteen bits, as in a file of training data",
+        source="karpathy/nanoGPT (the format of its data files, for a vocabulary that fits)",
+        operations=swap(embed=lambda table, tokens: embed(table, tokens & 65535)),
+    ),
+    lookup(
         name="embedding-last-row-unreachable",
         sentence="the last id is clamped to the one before it by an off-by-one bound",
         operations=swap(embed=lambda table, tokens: embed(table, np.minimum(tokens, max(0, table.shape[-2] - 2)))),

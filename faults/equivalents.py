@@ -12,13 +12,16 @@ from functools import partial
 import numpy as np
 
 from decoderspec.faults.fault import Fault, swap
+from decoderspec.faults.numbers import rounded
 from decoderspec.reference.operations import (
     Array,
+    Gradients,
     causal,
     inverse_root,
     rms_norm,
     rotary,
     rotate,
+    rows,
     scores,
     silu,
     softmax,
@@ -54,6 +57,15 @@ def _padded_to_block(s: Array) -> Array:
     """Keys padded to a multiple of 8, the padding masked as every key after the query is."""
     wide = np.concatenate([s, np.full((*s.shape[:-1], -s.shape[-1] % 8), -np.inf)], axis=-1)
     return softmax(wide)[..., : s.shape[-1]]
+
+
+def _scattered_in_random_order(dx: Array, _x: Array, table: Array, tokens: Array) -> Gradients:
+    """Rows are added one by one, in another order in each call."""
+    dtable = np.zeros((*dx.shape[:-3], *table.shape[-2:]))
+    flat = rows(dx)
+    for place in np.random.default_rng().permutation(tokens.size):
+        dtable[..., tokens.flat[place], :] += flat[..., place, :]
+    return dtable, None
 
 
 def _turned_back_twice(x: Array, table: Array) -> Array:
@@ -116,6 +128,34 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         operations=swap(rms_norm=lambda x, gain, epsilon: rms_norm(x / 4, gain, epsilon / 16)),
         proof="Numerator and root scale alike, x / 4 over sqrt(m / 16 + e / 16), and powers of two are exact.",
     ),
+    same(
+        name="lookup-gradient-in-random-order",
+        stage="gradient.embed",
+        sentence="atomic additions: rows of a repeated id are added in another order in each call",
+        source="apache/mxnet #11899; pytorch/pytorch PR 187682 and PR 12217; tinygrad/tinygrad PR 16052",
+        operations=swap(embed_vjp=_scattered_in_random_order),
+        proof="Addition commutes, and every order of the sum has roundings of the same size. That a second call gives"
+        " the same gradients is required within the noise (GRA-3), not to the bit.",
+    ),
+    same(
+        name="bfloat16-scores",
+        stage="attention.weights",
+        precision="bfloat16",
+        sentence="scores are rounded to bfloat16 before the softmax of a bfloat16 model",
+        operations=swap(scores=lambda q, k: rounded(scores(q, k), "bfloat16")),
+        proof="A score's operands are rounded to bfloat16 by declaration, which moves it by as much as its own rounding"
+        " does. In a model that declares float32 it is a fault (scores-in-bfloat16).",
+    ),
+    same(
+        name="bfloat16-norm-cast-early",
+        stage="attention_norm",
+        precision="bfloat16",
+        sentence="rows of a bfloat16 model are rounded before the gain and again after it",
+        source="huggingface/transformers #33133, #30236",
+        operations=swap(rms_norm=lambda x, gain, epsilon: rounded(x * inverse_root(x, epsilon), "bfloat16") * gain),
+        proof="The second rounding is as large as the one that is declared, so that the sum is at most twice, in the"
+        " mean 1.4 times, the noise, and limits lie above. Where the norm declares float32 it is a fault.",
+    ),
 )
 
 UNSEEN_IN_LOGITS: tuple[Equivalent, ...] = (
@@ -129,3 +169,14 @@ UNSEEN_IN_LOGITS: tuple[Equivalent, ...] = (
         " stages differ, so that it is a fault where stages are handed out (VAL-2).",
     ),
 )
+
+OUT_OF_REACH: tuple[tuple[str, str], ...] = (
+    ("ids, targets, parameters or upstream gradients that are strided views are read as if contiguous",
+     "what the suite hands over is contiguous: no requirement says that anything else must be taken"),
+    ("a mask for fewer queries than keys is aligned at the wrong corner; padding keys are seen in decoding",
+     "in a whole forward pass queries and keys are as many; it needs the contract of a cache"),
+    ("a construction that fails has already drawn from the caller's generator",
+     "the protocol hands over a seed, not a generator; the reference's own tests see to it"),
+    ("the optimizer steps or decays a table twice that is listed under two names",
+     "the suite takes no step; a table that is listed twice fails WGT-1"),
+)  # fmt: skip

@@ -53,6 +53,14 @@ def _without_tail(x: Array, weight: Array, step: int = 4) -> Array:
 
 
 FAULTS = (
+    Fault(
+        name="product-of-64-columns",
+        family="feed_forward",
+        stage="ffn.product",
+        breaks=("VAL-1", "VAL-2"),
+        sentence="a tile is 64 columns wide, and the columns after it are not written",
+        operations=swap(multiply=lambda a, b: a * b * (np.arange(a.shape[-1]) < 64)),
+    ),
     matrices(
         name="gate-and-up-exchanged",
         sentence="gate and up are exchanged, by argument order or by packed halves",

@@ -166,6 +166,20 @@ FAULTS = (
         operations=swap(embed_vjp=lambda d, x, e, z: (_without_rows(right.embed_vjp(d, x, e, z)[0], 0), None)),
     ),
     backward(
+        name="lookup-gradient-in-8-bits",
+        stage="gradient.embed",
+        breaks=("GRA-1",),
+        sentence="ids are one byte wide where rows are added, though not where they are read",
+        operations=swap(embed_vjp=lambda d, x, e, z: right.embed_vjp(d, x, e, z & 255)),
+    ),
+    backward(
+        name="lookup-gradient-of-sixteen-rows",
+        stage="gradient.embed",
+        breaks=("GRA-1",),
+        sentence="a launch covers sixteen rows of the batch, and the rest adds nothing",
+        operations=swap(embed_vjp=lambda d, x, e, z: right.embed_vjp(d[..., :16, :, :], x, e, z[:16])),
+    ),
+    backward(
         name="lookup-gradient-by-frequency",
         stage="gradient.embed",
         sentence="gradients of repeated ids are averaged, an option of the library",

@@ -260,6 +260,12 @@ FAULTS = (
         sentence="the output matrix is applied as it is stored elsewhere, `[out, in]`",
         operations=at("attention.output", swap(linear=lambda x, weight: linear(x, weight.T))),
     ),
+    merging(
+        name="merged-of-eight-heads",
+        breaks=("VAL-1", "VAL-2"),
+        sentence="a kernel has registers for eight heads, and further ones are not written",
+        operations=swap(merge=lambda x: merge(x * (np.arange(x.shape[-3]) < 8)[:, None, None])),
+    ),
     output(
         name="output-halved",
         sentence="the output projection is scaled by a constant of another model",

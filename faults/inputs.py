@@ -242,6 +242,11 @@ FAULTS = (
         config=_refusing_config(lambda c: c.rms_epsilon == 0, "DecoderModelError.InvalidRmsEpsilon", value=0.0),
         sentence="an epsilon of zero is refused",
     ),
+    accepting(
+        name="base-below-one-refused", stage="configuration", breaks=("VAL-1",),
+        config=_refusing_config(lambda c: c.rope_base < 1, "DecoderModelError.InvalidRopeBase", value=0.5),
+        sentence="a base below one is refused, as if frequencies had to fall",
+    ),
     token_fault(
         name="negative-ids-wrap-around", tokens=_only_maximum, breaks=("INP-1",),
         sentence="only the upper bound is checked, and negative ids count from the end of the table",

@@ -113,6 +113,16 @@ FAULTS = (
         operations=swap(nll=lambda y, t: mean(position_losses(y, t)[..., :1, :])),
     ),
     loss(
+        name="loss-target-in-8-bits",
+        sentence="targets are stored in one byte",
+        operations=swap(nll=lambda y, t: nll(y, t & 255)),
+    ),
+    loss(
+        name="loss-of-first-sixteen-rows",
+        sentence="a launch covers sixteen rows of the batch, and the rest is never reduced",
+        operations=swap(nll=lambda y, t: nll(y[..., :16, :, :], t[:16])),
+    ),
+    loss(
         name="loss-summed",
         sentence="losses are summed, not averaged",
         source="huggingface/transformers PR 34191, #35203; karpathy/nanoGPT #206",

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.faults.attention import masked, raw
 from decoderspec.faults.fault import Fault, swap
 from decoderspec.faults.norms import mean_square
 from decoderspec.faults.numbers import accumulated, rounded
@@ -47,21 +46,11 @@ def _turned(angle: Array) -> Array:
     return np.stack([np.cos(angle), np.sin(angle)])
 
 
-def _gain_gradient(dy: Array, y: Array, x: Array, gain: Array, epsilon: float) -> Any:
-    dx, _, _ = right.rms_norm_vjp(dy, y, x, gain, epsilon)
-    terms = rounded(rows(dy * x * inverse_root(x, epsilon)), "bfloat16")
-    return dx, accumulated(terms, "bfloat16", axis=-2), None
-
-
 def _scattered(dx: Array, _x: Array, table: Array, tokens: Array) -> Any:
     dtable = np.zeros((*dx.shape[:-3], *table.shape[-2:]))
     for row, token in zip(np.moveaxis(rows(dx), -2, 0), tokens.ravel(), strict=True):
         dtable[..., token, :] = rounded(dtable[..., token, :] + row, "bfloat16")
     return dtable, None
-
-
-def _bfloat16_loss(logits: Array, targets: Array) -> Array:
-    return rounded(np.asarray(right.nll(logits, targets)), "bfloat16")
 
 
 def _fast_root(mean: Array) -> Array:
@@ -86,6 +75,7 @@ FAULTS = (
         family="norms",
         stage="attention_norm",
         also=("ffn_norm", "final_norm"),
+        breaks=("VAL-2",),
         sentence="rows are cast to bfloat16 before the gain, though the result is said to be float32",
         source="huggingface/transformers #33133, #30236",
         precision=NORMS_IN_FLOAT32,
@@ -96,6 +86,7 @@ FAULTS = (
         family="rotary",
         stage="attention.rotated_query",
         also=("attention.rotated_key",),
+        breaks=("VAL-2",),
         sentence="angles are formed in bfloat16, as the rest of the model is",
         source="huggingface/transformers #29285; Modalities/modalities PR 462",
         operations=swap(
@@ -107,7 +98,7 @@ FAULTS = (
         family="rotary",
         stage="attention.rotated_query",
         also=("attention.rotated_key",),
-        breaks=("VAL-1",),
+        breaks=("VAL-2",),
         sentence="positions are kept in bfloat16, which has no odd numbers past 256",
         source="huggingface/transformers #29496; EleutherAI/gpt-neox #1003",
         operations=swap(
@@ -115,57 +106,33 @@ FAULTS = (
         ),
     ),
     bfloat(
-        name="bfloat16-matrix-sums",
-        family="feed_forward",
-        stage="attention.query",
-        also=("attention.key", "attention.value", "attention.output", "ffn.gate", "ffn.up", "ffn.output"),
-        sentence="the partial sums of matrix products are bfloat16",
-        operations=swap(linear=partial(_product, form="bfloat16")),
+        name="bfloat16-head-sums",
+        family="head",
+        stage="logits",
+        sentence="the partial sums of the head's products are bfloat16",
+        operations=swap(project=lambda x, table: _product(x, table.swapaxes(-1, -2), "bfloat16")),
     ),
     bfloat(
         name="bfloat16-softmax-sum",
         family="attention",
         stage="attention.weights",
+        breaks=("VAL-2",),
         sentence="the sum of exponentials is accumulated in bfloat16",
         operations=swap(softmax=lambda s: _summed(_exponentials, s, "bfloat16")),
     ),
-    bfloat(
-        name="bfloat16-scores",
-        family="attention",
-        stage="attention.weights",
-        sentence="scores are stored in bfloat16 before the softmax, which is said to be float32 inside",
-        operations=swap(scores=lambda q, k: rounded(right.scores(q, k), "bfloat16")),
-    ),
-    bfloat(
-        name="bfloat16-loss",
-        family="loss",
-        stage="loss",
-        level="loss",
-        breaks=("LOS-1",),
-        sentence="the loss is handed out in bfloat16",
-        operations=swap(nll=_bfloat16_loss),
-    ),
     backward(
-        name="bfloat16-gain-gradient",
-        stage="gradient.rms_norm",
-        precision={"results": "bfloat16", "gradients": "float32"},
-        sentence="the gain's gradient is summed in bfloat16, though gradients are said to be float32",
-        source="linkedin/Liger-Kernel PR 950",
-        operations=swap(rms_norm_vjp=_gain_gradient),
-    ),
-    backward(
-        name="bfloat16-lookup-gradient",
+        name="lookup-gradient-in-bfloat16",
         stage="gradient.embed",
-        precision={"results": "bfloat16", "gradients": "float32"},
-        sentence="rows are added up in bfloat16, though gradients are said to be float32",
+        precision="float32",
+        sentence="rows of the lookup's gradient are added up in bfloat16 in a float32 model",
         operations=swap(embed_vjp=_scattered),
     ),
     half(
-        name="float16-squares-overflow",
+        name="float16-norm-sum",
         family="norms",
         stage="attention_norm",
         also=("ffn_norm", "final_norm"),
-        sentence="squares are formed in float16: a value above 256 makes them infinite, and the row zero",
+        sentence="squares are formed and summed in float16, where a value above 256 overflows",
         source="InternLM/lmdeploy PR 2842",
         operations=swap(rms_norm=partial(_sum_of_squares, form="float16")),
     ),
@@ -175,25 +142,6 @@ FAULTS = (
         stage="attention.weights",
         sentence="exponentials are float16 and no maximum is subtracted: scores above 11 overflow",
         operations=swap(softmax=lambda s: _summed(lambda t: rounded(np.exp(t), "float16"), s, "float64")),
-    ),
-    half(
-        name="float16-epsilon-underflows",
-        family="norms",
-        stage="attention_norm",
-        also=("ffn_norm", "final_norm"),
-        sentence="epsilon is cast to float16, which has three digits at 1e-6, and the mean square with it",
-        operations=swap(
-            rms_norm=lambda x, gain, epsilon: (
-                x / np.sqrt(rounded(mean_square(x), "float16") + rounded(np.asarray(epsilon), "float16")) * gain
-            )
-        ),
-    ),
-    half(
-        name="float16-scores",
-        family="attention",
-        stage="attention.weights",
-        sentence="scores are stored in float16 before the softmax, which is said to be float32 inside",
-        operations=swap(scores=lambda q, k: masked(rounded(raw(q, k), "float16"))),
     ),
     Fault(
         name="products-in-tensorfloat32",

@@ -239,7 +239,70 @@ class RenormalizesTable(FaultyModel):
         return super().logits(tokens)
 
 
+class RolesOfFirstBatch(FaultyModel):
+    """The roles of the table are computed once and kept."""
+
+    kept: tuple[Array, Array] | None = None
+
+    def role_gradients(self, tokens: Any, targets: Any) -> tuple[Array, Array]:
+        """Those of the first batch."""
+        self.kept = self.kept or super().role_gradients(tokens, targets)
+        return self.kept[0].copy(), self.kept[1].copy()
+
+
+class StagesOfFirstTokens(FaultyModel):
+    """Stages are recorded once and kept."""
+
+    kept: dict[str, Array] | None = None
+
+    def stages(self, tokens: Any) -> dict[str, Array]:
+        """Those of the first call of this shape."""
+        found = super().stages(tokens)
+        if self.kept is None or any(self.kept[name].shape != value.shape for name, value in found.items()):
+            self.kept = found
+        return self.kept
+
+
+class WritesTargets(FaultyModel):
+    """Targets are mended where they lie."""
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        """Right, but the caller's targets have moved."""
+        found = super().loss(tokens, targets)
+        targets[...] = np.roll(targets, 1, axis=-1)
+        return found
+
+
+class RacesWhenLong(FaultyModel):
+    """Sums over many keys are split, and their parts are added in the order in which they arrive."""
+
+    generator: ClassVar[np.random.Generator] = np.random.default_rng(0)
+
+    def logits(self, tokens: Any) -> Array:
+        """The last bits of long sequences change from call to call."""
+        found = super().logits(tokens)
+        moved = self.generator.random(found.shape) < 0.5
+        return np.where(moved, np.nextafter(found, np.inf), found) if found.shape[1] > 32 else found
+
+
 FAULTS = (
+    between(
+        name="roles-of-the-first-batch", breaks=("TIE-1",), model=RolesOfFirstBatch,
+        sentence="the gradients of the two roles are computed once and kept",
+    ),
+    between(
+        name="stages-of-the-first-tokens", breaks=("VAL-3",), model=StagesOfFirstTokens,
+        sentence="stages are recorded once for each shape and kept, as by a graph that was traced with its input",
+    ),
+    between(
+        name="targets-written-to", breaks=("DET-3",), model=WritesTargets,
+        sentence="the caller's targets are moved in place, as where they are shifted",
+    ),
+    between(
+        name="long-sums-in-any-order", breaks=("DET-1",), model=RacesWhenLong,
+        sentence="long sums are split, and their parts added in the order in which they arrive",
+        source="vllm-project/vllm #940 (the kind); pytorch/executorch PR 6478",
+    ),
     between(
         name="one-output-buffer", breaks=("DET-2",), model=OneBuffer,
         sentence="one output buffer is returned each time: the second call overwrites the first result",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from decoderspec.properties.cases import Array, Case
 from decoderspec.properties.run import Run
-from decoderspec.properties.truth import Exact
+from decoderspec.properties.truth import Exact, Truth
 from decoderspec.reference import oracle, units
 from decoderspec.reference.limits import Comparison
 from decoderspec.spec.precision import FORMATS, Recipe, recipe
@@ -87,7 +86,7 @@ def _holds(run: Run, case: Case, declared: Recipe) -> bool:
 
 
 def _slope_holds(run: Run, case: Case, declared: Recipe) -> bool:
-    truth = replace(run.truth(case), recipe=declared)
+    truth = Truth(case, run.truth(case).parameters, declared)
     gradients = run.model(case).gradients(*truth.batch)
     return truth.judge_slope(tuple(gradients), gradients).conforms
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec import __version__
+from decoderspec.properties.findings import Finding
 from decoderspec.properties.run import Run
 from decoderspec.properties.xfails import Xfail
 from decoderspec.spec.protocol import CAPABILITIES, CONTRACTS
@@ -149,10 +150,13 @@ class Report:
 
 
 def offered(run: Run, capability: str) -> bool:
-    """Whether the implementation or its model has an optional method."""
+    """Whether the implementation or its model has an optional method; one that cannot be built has none."""
     if capability == "initialize":
         return callable(getattr(run.subject.implementation, capability, None))
-    return capability in run.capabilities
+    try:
+        return capability in run.capabilities
+    except Finding:
+        return False
 
 
 def environment(dtypes: Mapping[str, str]) -> dict[str, Any]:

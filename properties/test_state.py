@@ -12,7 +12,7 @@ from decoderspec.properties.subject import called, fresh
 from decoderspec.reference.limits import compare
 
 
-@checks("DET-1")
+@checks("DET-1", long=True)
 def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
     """Logits of the same tokens are equal to the last bit, also after calls of other lengths in between."""
     tokens, model = run.truth(case).batch[0], run.model(case)
@@ -36,11 +36,15 @@ def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
 
 @checks("DET-3")
 def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
-    """The caller's array of ids is not written to."""
-    handed = fresh(run.truth(case).batch[0])
-    kept = handed.copy()
-    called("logits", run.model(case).model.logits, handed)
-    run.same_bits("tokens", handed, kept, "the token array that was passed in was written to")
+    """The caller's arrays of token and target ids are not written to."""
+    model, (tokens, targets) = run.model(case), run.truth(case).batch
+    for capability in ("logits", "loss", "gradients"):
+        if not model.has(capability):
+            continue
+        handed = [fresh(tokens)] if capability == "logits" else [fresh(tokens), fresh(targets)]
+        called(capability, getattr(model.model, capability), *handed)
+        for what, array, kept in zip(("tokens", "targets"), handed, (tokens, targets), strict=False):
+            run.same_bits(what, array, kept, f"the array of {what} that {capability} was given was written to")
 
 
 @checks("DET-4", builds=True)

@@ -7,6 +7,7 @@ correct implementation fails one comparison in a hundred million.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,13 +48,17 @@ class Comparison:
         return text
 
 
-def compare(got: Array, error: Array, unit: Array) -> Comparison:
-    """Judge `error = got - truth` by the noise units, all of one shape; what is not finite is infinitely wrong."""
+def compare(got: Array, error: Array, unit: Array, freedom: float | None = None) -> Comparison:
+    """Judge `error = got - truth` by the noise units, all of one shape; what is not finite is infinitely wrong.
+
+    `freedom` is how many of the elements err independently (`units.freedom`), equal rows apart: they err alike and
+    count once. Unsaid, it is one for each distinct row.
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(error == 0, 0.0, np.abs(error) / unit)
         ratio = np.where(np.isnan(ratio) | ~np.isfinite(got), np.inf, ratio)
         spread = float(np.sqrt(np.mean(np.square(ratio)))) if ratio.size else 0.0
-        rows = distinct_rows(got - error)
+        freedom = independent(got - error, freedom)
     if not ratio.size:
         return Comparison(0.0, worst_allowed(1), 0.0, spread_allowed(1), (), 0.0, 0.0, 0.0, 0)
     index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
@@ -61,13 +66,19 @@ def compare(got: Array, error: Array, unit: Array) -> Comparison:
         worst=float(ratio[index]),
         allowed=worst_allowed(ratio.size),
         spread=spread,
-        spread_allowed=spread_allowed(rows),
+        spread_allowed=spread_allowed(freedom),
         index=index,
         got=float(got[index]),
         error=float(error[index]),
         unit=float(np.broadcast_to(unit, ratio.shape)[index]),
         count=ratio.size,
     )
+
+
+def independent(truth: Array, freedom: float | None = None) -> float:
+    """How many elements err independently once equal rows count once; of each distinct row one, where nothing is said."""
+    distinct, rows = distinct_rows(truth), math.prod(truth.shape[:-1])
+    return max(1.0, float(distinct if freedom is None else freedom * distinct / max(1, rows)))
 
 
 def distinct_rows(truth: Array) -> int:
@@ -78,9 +89,12 @@ def distinct_rows(truth: Array) -> int:
         return 0
     rows = truth.reshape(-1, truth.shape[-1])
     largest = np.max(np.abs(rows), initial=0.0)
-    return len(np.unique(np.round(rows / largest, 9), axis=0)) if 0 < largest < np.inf else 1
+    if not 0 < largest < np.inf:
+        return 1
+    return len({row.tobytes() for row in np.round(rows / largest, 9) + 0.0})  # a zero has one sign
 
 
+@lru_cache(maxsize=4096)
 def worst_allowed(count: int, runs: int = RUNS) -> float:
     """The t quantile with `runs` degrees of freedom for a chance of `FALSE_ALARMS` in `count` elements."""
     low, high = 0.0, 1e3
@@ -109,6 +123,42 @@ def student_tail(t: float, freedom: int) -> float:
     return float(c**a * total / beta)
 
 
-def spread_allowed(rows: int) -> float:
-    """Limit of the root mean square over so many distinct rows: right values lie below 1, few rows scatter."""
-    return 1.1 + 6.0 / math.sqrt(rows) if rows > 1 else worst_allowed(1)
+@lru_cache(maxsize=4096)
+def spread_allowed(freedom: float, runs: int = RUNS) -> float:
+    """Limit of the root mean square of so many independent elements: that of Snedecor's F.
+
+    Their mean square is that of a normal error over one estimated from `runs` times as many others. One element is
+    held to what the worst of one is, `F(1, n) = t(n)^2`; very many to little more than 1.
+    """
+    low, high = 0.0, 1e3
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if f_tail(middle * middle, freedom, runs * freedom) > FALSE_ALARMS else (low, middle)
+    return high
+
+
+def f_tail(f: float, over: float, under: float) -> float:
+    """`P(F > f)` with `over` and `under` degrees of freedom (Abramowitz and Stegun 1964, 26.6.2)."""
+    if f <= 0:
+        return 1.0
+    a, b, x = under / 2, over / 2, under / (under + over * f)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    if x > (a + 1) / (a + b + 2):  # the body, where the other tail is the smaller one
+        return 1.0 - front * _beta_fraction(1 - x, b, a) / b
+    return front * _beta_fraction(x, a, b) / a
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    """The continued fraction of the incomplete beta function (26.5.8), evaluated forward (Lentz 1976)."""
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1))
+    value = d
+    for m in range(1, 500):
+        for step in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1.0 / (1.0 + step * d), 1.0 + step / c
+            value *= d * c
+        if abs(d * c - 1.0) < 1e-15:
+            break
+    return value

@@ -59,27 +59,48 @@ class Noise:
 
     def store(self, value: Array, form: Format, rank: int, extra: Any = 0.0, roundings: int = 1) -> Array:
         """A result with standard error `extra` from inside and `roundings` roundings to its format; underflow is one."""
-        relative = self.deviation(form) ** 2 * roundings
-        tiny = (form.tiny * self.scale) ** 2
-        return self.spread(value, np.sqrt(np.square(value) * relative + np.square(extra) + tiny), rank)
+        relative = np.abs(value) * (self.deviation(form) * math.sqrt(roundings))
+        return self.spread(value, np.hypot(np.hypot(relative, extra), form.tiny * self.scale), rank)
 
-    def summed(self, total: Array, squares: Array, count: int, form: Format) -> Array:
-        """Standard error of a sum of `count` products with this total and sum of squared products.
+    def summed(self, total: Array, length: Array, count: int, form: Format) -> Array:
+        """Standard error of a sum of `count` products with this total; `length` is the root of their sum of squares.
 
-        Each product is rounded, and so is each partial sum. Partial sums depend on the order of summation: this is
-        the mean over all sequential orders, `sum_k E s_k^2 = (n + 1) (Q / 6 + S^2 / 3)`, which no tree of sums exceeds.
+        Each product is rounded, and so is each partial sum. Partial sums depend on the order of summation. Their mean
+        over all sequential orders is `sum_k E s_k^2 = (n + 1) (Q / 6 + S^2 / 3)` with `Q` the sum of squares and `S`
+        the total; it is taken twice, since all rows share one order, and one large term that always comes first stays
+        in every partial sum rather than in half of them. No tree of sums exceeds it.
         """
-        variance = squares + (count + 1) * (squares / 6 + np.square(total) / 3)
-        rounded: Array = self.deviation(form) * np.sqrt(variance)
+        orders = np.hypot(length * math.sqrt(1 + (count + 1) / 3), total * math.sqrt((count + 1) / 1.5))
+        rounded: Array = self.deviation(form) * orders
         return rounded
 
-    def product(self, total: Array, squares: Array, count: int, form: Format, operands: Format) -> Array:
+    def product(self, total: Array, length: Array, count: int, form: Format, operands: Format) -> Array:
         """Standard error of one element of a matrix product, operands rounded first where they are held coarser."""
-        inner = self.summed(total, squares, count, form)
+        inner = self.summed(total, length, count, form)
         if self.recipe.products.bits >= operands.bits:
             return inner
-        rounded: Array = np.hypot(inner, self.deviation(self.recipe.products) * np.sqrt(2 * squares))
+        rounded: Array = np.hypot(inner, self.deviation(self.recipe.products) * math.sqrt(2) * length)
         return rounded
+
+
+def length(x: Array, axis: int | tuple[int, ...] = -1) -> Array:
+    """Root of the sum of squares along an axis, which is kept; the squares may be too small for float64."""
+    largest = _largest(x, axis)
+    root: Array = np.sqrt(np.sum(np.square(x / largest), axis=axis, keepdims=True)) * largest
+    return root
+
+
+def product_length(a: Array, b: Array) -> Array:
+    """Root of the sum of squared products for each element of `a @ b`, as `length` has it."""
+    row, column = _largest(a, -1), _largest(b, -2)
+    root: Array = np.sqrt(np.square(a / row) @ np.square(b / column)) * row * column
+    return root
+
+
+def _largest(x: Array, axis: int | tuple[int, ...]) -> Array:
+    """The largest size along an axis, or what is too small to matter."""
+    size: Array = np.maximum(np.max(np.abs(x), axis=axis, keepdims=True), 1e-300)
+    return size
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec.reference import operations as plain
-from decoderspec.reference.noise import Noise, Place
+from decoderspec.reference.noise import Noise, Place, length, product_length
 from decoderspec.reference.operations import Array, Gradients, Operation, Operations
 from decoderspec.spec.precision import Format
 
@@ -29,8 +29,9 @@ def embed_vjp(
 ) -> Gradients:
     """Uses of a row are summed in some order, in the format of the gradients."""
     count = int(np.bincount(tokens.ravel()).max())
-    total, squares = exact[0], plain.embed_vjp(np.square(dx), _x, table, tokens)[0]
-    inner = noise.summed(total, squares, count, at.gradient) if count > 1 else 0.0
+    total, largest = exact[0], max(float(np.max(np.abs(dx))), 1e-300)
+    uses = np.sqrt(plain.embed_vjp(np.square(dx / largest), _x, table, tokens)[0]) * largest
+    inner = noise.summed(total, uses, count, at.gradient) if count > 1 else 0.0
     return noise.store(total, at.gradient, 2, inner), None
 
 
@@ -43,7 +44,7 @@ def _norm_errors(noise: Noise, form: Format, x: Array, epsilon: float) -> Array:
     width = x.shape[-1]
     mean = np.mean(np.square(x), axis=-1, keepdims=True) + epsilon
     share = np.mean(np.square(np.square(x)), axis=-1, keepdims=True) / np.square(mean) / width
-    summed = (width + 1) * (share / 6 + 1 / 3) + share
+    summed = (width + 1) * (share + 2) / 3 + share
     logarithm = 0.5 * np.log(mean)
     errors: Array = noise.deviation(form) * np.sqrt(summed / 4 + 4 + 2 * np.square(logarithm))
     return errors
@@ -64,36 +65,31 @@ def rms_norm_vjp(
     r = plain.inverse_root(x, epsilon)
     n, dn, width = x * r, dy * gain, x.shape[-1]
     terms = dn * n
-    squares = np.sum(np.square(terms), axis=-1, keepdims=True)
     mean = np.mean(terms, axis=-1, keepdims=True)
-    row = noise.spread(mean, noise.summed(mean * width, squares, width, at.inner) / width, 3) - mean
+    row = noise.spread(mean, noise.summed(mean * width, length(terms), width, at.inner) / width, 3) - mean
     root = 1.0 + noise.draw((*x.shape[-3:-1], 1)) * _norm_errors(noise, at.inner, x, epsilon)
     inside = noise.deviation(at.inner) * 2.0 * r * np.hypot(dn, n * mean)
     stored = noise.deviation(at.gradient) * r * np.abs(dn)  # eager code stores the first term before it subtracts
     noisy_dx = noise.store((dx - r * n * row) * root, at.gradient, 3, np.hypot(inside, stored))
     positions = x.shape[-3] * x.shape[-2]
-    gain_terms = np.sum(np.square(dy * n), axis=(-3, -2))
+    gain_terms = length(dy * n, (-3, -2))[..., 0, 0, :]
     inner = noise.summed(dgain, gain_terms, positions, at.inner)
-    return (
-        noisy_dx,
-        noise.store(dgain, at.gradient, 1, np.hypot(inner, 2 * noise.deviation(at.gradient) * np.sqrt(gain_terms))),
-        None,
-    )
+    inner = np.hypot(inner, 2 * noise.deviation(at.gradient) * gain_terms)
+    return noisy_dx, noise.store(dgain, at.gradient, 1, inner), None
 
 
 def linear(noise: Noise, at: Place, y: Array, x: Array, weight: Array) -> Array:
     """A product of `in` terms for each element."""
-    squares = plain.linear(np.square(x), np.square(weight))
-    return noise.store(y, at.stored, 3, noise.product(y, squares, x.shape[-1], at.inner, at.stored))
+    inner = noise.product(y, product_length(x, weight), x.shape[-1], at.inner, at.stored)
+    return noise.store(y, at.stored, 3, inner)
 
 
-def linear_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, x: Array, weight: Array) -> Gradients:
+def linear_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array, weight: Array) -> Gradients:
     """Two products: over the outputs for the input's gradient, over the positions for the weight's."""
     dx, dweight = exact
-    squares = plain.linear_vjp(np.square(dy), y, np.square(x), np.square(weight))
-    positions = x.shape[-3] * x.shape[-2]
-    inner = noise.product(dx, squares[0], dy.shape[-1], at.inner, at.gradient)
-    outer = noise.product(dweight, squares[1], positions, at.inner, at.gradient)
+    x, flat = plain.rows(x).swapaxes(-1, -2), plain.rows(dy)  # [.., in, B*T], [.., B*T, out]
+    inner = noise.product(dx, product_length(dy, weight.T), dy.shape[-1], at.inner, at.gradient)
+    outer = noise.product(dweight, product_length(x, flat), x.shape[-1], at.inner, at.gradient)
     return noise.store(dx, at.gradient, 3, inner), noise.store(dweight, at.gradient, 2, outer)
 
 
@@ -139,8 +135,8 @@ def scores(noise: Noise, at: Place, s: Array, query: Array, key: Array) -> Array
     """A product over the head width, then the scale, each stored; what is masked stays so."""
     stored, visible = noise.recipe.results, np.isfinite(s)
     total = np.where(visible, s, 0.0)
-    squares = np.square(query) @ np.square(key).swapaxes(-1, -2) / query.shape[-1]
-    inner = noise.product(total, squares, query.shape[-1], noise.recipe.accumulate, stored)
+    scaled = product_length(query / np.sqrt(query.shape[-1]), key.swapaxes(-1, -2))
+    inner = noise.product(total, scaled, query.shape[-1], noise.recipe.accumulate, stored)
     noisy = noise.store(total, stored, 4, inner, roundings=2)
     return np.where(visible, noisy, -np.inf)
 
@@ -148,13 +144,10 @@ def scores(noise: Noise, at: Place, s: Array, query: Array, key: Array) -> Array
 def scores_vjp(noise: Noise, at: Place, exact: Gradients, ds: Array, s: Array, query: Array, key: Array) -> Gradients:
     """Products over keys and over queries."""
     dq, dk = exact
-    squares = plain.scores_vjp(np.square(ds), s, np.square(query), np.square(key))
-    count, scale = (
-        s.shape[-1],
-        np.sqrt(query.shape[-1]),
-    )  # squared products carry the scale 1 / w, not 1 / sqrt(w)
-    inner = [noise.product(d, q / scale, count, at.inner, at.gradient) for d, q in zip((dq, dk), squares, strict=True)]
-    return noise.store(dq, at.gradient, 4, inner[0], 2), noise.store(dk, at.gradient, 4, inner[1], 2)
+    count, ds = s.shape[-1], ds / np.sqrt(query.shape[-1])
+    dq_error = noise.product(dq, product_length(ds, key), count, at.inner, at.gradient)
+    dk_error = noise.product(dk, product_length(ds.swapaxes(-1, -2), query), count, at.inner, at.gradient)
+    return noise.store(dq, at.gradient, 4, dq_error, 2), noise.store(dk, at.gradient, 4, dk_error, 2)
 
 
 def _exponential_errors(s: Array) -> Array:
@@ -170,41 +163,45 @@ def softmax(noise: Noise, at: Place, p: Array, s: Array) -> Array:
     count, unit = s.shape[-1], noise.deviation(at.inner)
     each = p * (1.0 + noise.draw(s.shape[-4:]) * unit * _exponential_errors(s))
     share = np.sum(np.square(p), axis=-1, keepdims=True)
-    row = unit * np.sqrt((count + 1) * (share / 6 + 1 / 3) + 3)
+    row = unit * np.sqrt((count + 1) * (share + 2) / 3 + 3)
     summed = each * (1.0 + noise.draw((*s.shape[-4:-1], 1)) * row) / np.sum(each, axis=-1, keepdims=True)
     return np.where(p > 0, noise.store(summed, at.stored, 4, unit * p), 0.0)
 
 
 def mix(noise: Noise, at: Place, o: Array, weights: Array, value: Array) -> Array:
     """A product over the visible keys."""
-    squares = np.square(weights) @ np.square(value)
-    return noise.store(o, at.stored, 4, noise.product(o, squares, weights.shape[-1], at.inner, at.stored))
+    return noise.store(o, at.stored, 4, _mix_error(noise, at, o, weights, value))
+
+
+def _mix_error(noise: Noise, at: Place, o: Array, weights: Array, value: Array) -> Array:
+    """Standard error of the product, before it is stored."""
+    return noise.product(o, product_length(weights, value), weights.shape[-1], at.inner, at.stored)
 
 
 def mix_vjp(noise: Noise, at: Place, exact: Gradients, do: Array, o: Array, weights: Array, value: Array) -> Gradients:
     """Products over the head width and over queries.
 
-    Blocked kernels form the softmax pullback's row sum as `do . o` instead of `sum(p dp)`: its error, from the stored
-    and rounded output, is kept for `softmax_vjp`, which cannot know the output.
+    Blocked kernels form the softmax pullback's row sum as `do . o` instead of `sum(p dp)`: its error is kept for
+    `softmax_vjp`, which cannot know the output. It has that of the output, which was computed and stored on its own,
+    and it lacks that of `dp`, which would cancel in the other form.
     """
     dp, dv = exact
-    width, unit = o.shape[-1], noise.deviation(at.stored)
-    terms = np.sum(np.square(do * o), axis=-1, keepdims=True)
-    total = np.sum(do * o, axis=-1, keepdims=True)
-    inner = noise.summed(total, terms, width, at.inner)
-    noise.row_errors[id(weights)] = np.hypot(inner, np.sqrt(terms) * unit * (at.stored.bits < at.inner.bits))
-    squares = plain.mix_vjp(np.square(do), o, np.square(weights), np.square(value))
-    dp_error = noise.product(dp, squares[0], width, at.inner, at.gradient)
-    dv_error = noise.product(dv, squares[1], weights.shape[-1], at.inner, at.gradient)
+    width = o.shape[-1]
+    dp_error = noise.product(dp, product_length(do, value.swapaxes(-1, -2)), width, at.inner, at.gradient)
+    dv_inner = product_length(weights.swapaxes(-1, -2), do)
+    dv_error = noise.product(dv, dv_inner, weights.shape[-1], at.inner, at.gradient)
+    inner = noise.summed(np.sum(do * o, axis=-1, keepdims=True), length(do * o), width, at.inner)
+    output = np.hypot(_mix_error(noise, at, o, weights, value), noise.deviation(at.stored) * o)
+    lacking = length(weights * np.hypot(dp_error, noise.deviation(at.gradient) * dp))
+    noise.row_errors[id(weights)] = np.hypot(np.hypot(inner, length(do * output)), lacking)
     return noise.store(dp, at.gradient, 4, dp_error), noise.store(dv, at.gradient, 4, dv_error)
 
 
 def softmax_vjp(noise: Noise, at: Place, exact: Gradients, dp: Array, p: Array, s: Array) -> Gradients:
     """`ds = p (dp - D)`: the row sum `D` in either of its forms, the difference, and the weights recomputed."""
     ds = exact[0]
-    squares = np.sum(np.square(p * dp), axis=-1, keepdims=True)
     total = np.sum(p * dp, axis=-1, keepdims=True)
-    row_error = np.hypot(noise.summed(total, squares, s.shape[-1], at.inner), noise.row_errors.pop(id(p), 0.0))
+    row_error = np.hypot(noise.summed(total, length(p * dp), s.shape[-1], at.inner), noise.row_errors.pop(id(p), 0.0))
     row = noise.draw((*s.shape[-4:-1], 1)) * row_error
     again = noise.deviation(at.inner) * np.hypot(np.abs(ds) * _exponential_errors(s), p * np.hypot(dp, total))
     return (noise.store(ds - p * row, at.gradient, 4, again),)
@@ -223,10 +220,10 @@ def silu(noise: Noise, at: Place, y: Array, x: Array) -> Array:
 
 
 def silu_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array) -> Gradients:
-    """Two terms that cancel near the minimum of the function."""
+    """Two terms that cancel near the minimum of the function; `1 - s` as written, not as `sigmoid(-x)`."""
     dx = exact[0]
     s, t = plain.sigmoid(x), plain.sigmoid(-x)
-    terms = 2 * s + np.abs(x) * s * t * (3 + np.abs(x))
+    terms = 2 * s + np.abs(x) * s * (s + t * (3 + np.abs(x)))
     return (noise.store(dx, at.gradient, 3, noise.deviation(at.inner) * np.abs(dy) * terms),)
 
 
@@ -245,10 +242,10 @@ def nll(noise: Noise, at: Place, loss: Array, logits: Array, targets: Array) -> 
     """Logits cast, log-sum-exp or `-log p` of each row, then the mean over rows."""
     form, count = noise.recipe.loss, targets.size
     row = _row_losses(logits, targets)
-    errors = np.sqrt(4 * np.square(np.max(np.abs(logits), axis=-1)) + np.square(row) + logits.shape[-1] / 3 + 3)
+    errors = np.sqrt(4 * np.square(np.max(np.abs(logits), axis=-1)) + np.square(row) + logits.shape[-1] + 4)
     inner = noise.spread(row, noise.deviation(form) * errors, 2)
     total = np.mean(inner, axis=(-2, -1))
-    summed = noise.summed(np.sum(row, axis=(-2, -1)), np.sum(np.square(row), axis=(-2, -1)), count, form)
+    summed = noise.summed(np.sum(row, axis=(-2, -1)), length(row, (-2, -1))[..., 0, 0], count, form)
     return noise.store(total, form, 0, summed / count)
 
 
@@ -267,7 +264,7 @@ def nll_vjp(
     dlogits = exact[0]
     p = plain.softmax(logits)
     unit = noise.deviation(noise.recipe.loss)
-    row = np.sqrt((logits.shape[-1] + 1) / 3 + 3)
+    row = np.sqrt(logits.shape[-1] + 4)
     inside = (
         unit
         * p

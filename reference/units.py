@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec.reference import decoder
-from decoderspec.reference.noise import RUNS, Noise, injection_scale
+from decoderspec.reference.noise import RUNS, Noise, injection_scale, length
 from decoderspec.reference.operations import OPERATIONS, Array, Operation, Operations
 from decoderspec.reference.rounding import noisy
 from decoderspec.spec.config import Config
@@ -33,11 +33,29 @@ def unit(deviation: Array) -> Array:
     Half the variance is the element's own, half its row's (the last axis): a few runs then estimate it well, and an
     element that these runs happened to move little is not held to nothing.
     """
-    own = np.mean(np.square(deviation), axis=0)
-    if own.ndim == 0:
-        return np.asarray(np.sqrt(own))
-    pooled: Array = np.sqrt((own + np.mean(own, axis=-1, keepdims=True)) / 2)
+    if deviation.ndim == 1:
+        return np.asarray(length(deviation)[0] / np.sqrt(deviation.size))
+    largest = np.clip(np.max(np.abs(deviation), axis=(0, -1), keepdims=True), 1e-300, 1e300)  # before squaring
+    own = np.mean(np.square(deviation / largest), axis=0)
+    pooled: Array = np.sqrt((own + np.mean(own, axis=-1, keepdims=True)) / 2) * largest[0]
     return pooled
+
+
+def freedom(deviation: Array, unit: Array) -> float:
+    """How many independent elements would scatter in the mean square as these do (Satterthwaite 1946).
+
+    `tr(C)^2 / tr(C^2)` for the covariance `C` of the deviations in noise units: the number of elements where each has
+    an error of its own, 1 where all hang on one. The second trace is estimated from pairs of different runs, which
+    keeps its bias out (Chen and Qin 2010): sixteen runs have 120 pairs.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(unit > 0, deviation / unit, 0.0).reshape(len(deviation), -1)
+    if not np.isfinite(ratio).all() or not ratio.any():
+        return 1.0
+    products = ratio @ ratio.T
+    own, runs = np.diagonal(products), len(products)
+    pairs = (np.sum(np.square(products)) - np.sum(np.square(own))) / (runs * (runs - 1))
+    return float(np.clip(np.square(np.mean(own)) / pairs, 1.0, ratio.shape[-1])) if pairs > 0 else 1.0
 
 
 def anchored(operations: Operations, given: Mapping[str, Array], seen: Values) -> Operations:

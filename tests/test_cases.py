@@ -25,7 +25,7 @@ from decoderspec.spec.parameters import TABLE, parameter_shapes
 from decoderspec.spec.precision import FORMATS, recipe
 
 CASE = Case(Config(7, 12, 3, 5, 2, 6, 10.0, 1e-3), 2, 5, 3)
-EVERY_STYLE = (*STYLES, *{case.style for case in fixed_cases() + long_cases("quick")})
+EVERY_STYLE = tuple(dict.fromkeys([*STYLES, *(case.style for case in fixed_cases() + long_cases("quick"))]))
 NUMPY = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
 OVERFLOWS = 700.0  # an exponential without its maximum does, in float64 beyond 709
 NORMAL = st.floats(2.0**-14, 2.0**15)  # normal in every format

@@ -35,7 +35,8 @@ def built(fault, case, precision=None):
 def visible(fault, case):
     setting, model = built(fault, case)
     logits = model.logits(setting.tokens)
-    return logits.shape[1] == case.tokens and diagnose_case(setting, Observed(logits=logits), bank=()).wrong
+    right = (*setting.tokens.shape, case.config.vocabulary_size)
+    return logits.shape == right and diagnose_case(setting, Observed(logits=logits), bank=()).wrong
 
 
 def test_with_stages_the_right_stage_is_named_for_every_visible_fault():

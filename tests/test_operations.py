@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import kernels
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 
 from decoderspec.properties import test_operation
 from decoderspec.properties.findings import Absent, Finding
-from decoderspec.properties.operation import KERNELS, OperationCase, OperationSubject
+from decoderspec.properties.operation import KERNELS, OperationCase
 from decoderspec.properties.session import operation_run
-from decoderspec.spec.precision import recipe
 
 FILE = Path(kernels.__file__)
 MISTAKE = 1 + 1e-9  # relative: a million roundings of float64
@@ -62,7 +60,7 @@ def test_every_operation_has_a_kernel_with_a_derivative(name):
 @EACH
 @pytest.mark.parametrize("requirement", ["OPN-1", "OPN-2", "OPN-3"])
 def test_a_right_kernel_conforms(name, requirement):
-    assert fails(requirement, run_of(name), count=8) == ""
+    assert fails(requirement, run_of(name), count=3 if name == "block" else 8) == ""
 
 
 @EACH
@@ -194,8 +192,3 @@ def test_limits_and_precision_of_a_function_are_its_own(tmp_path):
     run = operation_run(f"{path}:silu", "silu")
     assert {case.tokens for case in run.fixed} == {2}
     assert run.subject.recipe.declared == "float32"
-
-
-def test_an_operation_subject_names_its_kernel():
-    subject = OperationSubject(KERNELS["silu"], kernels.silu, None, recipe("float64"))
-    assert subject.kernel.draw.keys() == MappingProxyType({"gate": 0}).keys()

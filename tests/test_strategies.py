@@ -212,7 +212,6 @@ def test_limits_that_no_case_meets_are_refused(field, limit):
         {"head_width": [64], "heads": [3], "model_width": {"multiple_of": 128}},
         {"tokens": [8], "max_positions": [4]},
         {"tokens": {"min": 65}, "max_positions": {"max": 64}},
-        {"layers": [0], "tokens": [1]},
         [("head_width", 64)],
     ],
     ids=str,

@@ -8,7 +8,7 @@ import pytest
 from decoderspec.properties.cases import Case, arrays, draw_parameters, round_to
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.run import PROFILES, Run
-from decoderspec.properties.subject import ALIVE, EMULATIONS, SubjectModel, read_subject
+from decoderspec.properties.subject import ALIVE, EMULATIONS, read_subject
 from decoderspec.properties.test_state import (
     test_an_earlier_result_stays_as_it_was as earlier_result,
 )
@@ -492,7 +492,3 @@ def test_declarations_that_cannot_be_read_are_refused(declarations):
 def test_what_is_emulated_is_a_word_or_a_list(named):
     assert set(read_subject(declared(emulates=named)).emulates) <= set(EMULATIONS)
     assert "batch" in read_subject(declared(emulates=named)).emulates
-
-
-def test_a_subject_model_is_what_a_subject_builds():
-    assert isinstance(read_subject(Reference()).model(CASE), SubjectModel)
