@@ -22,10 +22,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decoderspec.properties.bad_input import PROBES, REQUIREMENTS, Probe, Setting
+from decoderspec.properties.bad_input import PROBES, REQUIREMENTS
 from decoderspec.properties.cases import Array
 from decoderspec.properties.grading import DIED, HUNG, Grade, grade, not_judged, spoiled
 from decoderspec.properties.loading import load
+from decoderspec.properties.probe import Probe, Setting
 from decoderspec.properties.subject import read_subject
 
 LOAD_SECONDS = 60.0  # at least: importing an array library from a cold disk is slow

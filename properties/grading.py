@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.bad_input import HARMLESS, Probe, Setting
 from decoderspec.properties.cases import Array
 from decoderspec.properties.findings import Absent, Finding, NotJudged
+from decoderspec.properties.probe import HARMLESS, Probe, Setting
 from decoderspec.spec.arrays import ArrayError
 from decoderspec.spec.errors import CATEGORIES, ERRORS, OF_ITS_CAUSE
 

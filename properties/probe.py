@@ -1,0 +1,115 @@
+"""A probe: one thing to ask of an implementation, and the setting that every probe starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from decoderspec.properties.cases import Array, Case, arrays
+from decoderspec.properties.subject import Subject, fresh
+from decoderspec.spec.arrays import ArrayError, to_numpy
+from decoderspec.spec.config import Config
+
+USUAL = Case(Config(7, 8, 2, 5, 2, 6, 100.0, 1e-3), batch=2, tokens=4, seed=1)  # all sizes differ
+ROOM = 2**30  # bytes that a build beyond all memory may take before the system refuses them
+HARMLESS = "harmless"  # the word for an answer that is right for the nearest valid input
+
+
+@dataclass
+class Setting:
+    """What every probe starts from: a valid case, and one model of it that all of them share."""
+
+    subject: Subject
+    doing: str = "build"  # the last call into the implementation, for the words of the report
+
+    @cached_property
+    def case(self) -> Case:
+        """The usual case where there are no limits; else the nearest one within them."""
+        if not self.subject.limits:
+            return USUAL
+        from decoderspec.properties import strategies  # brings Hypothesis, which most children can do without
+
+        limits = self.subject.limits
+        return strategies.within(limits, USUAL) or strategies.smallest_case(limits)
+
+    def admits(self, case: Case) -> bool:
+        """Whether a case lies within the limits as it is."""
+        if not self.subject.limits:
+            return True
+        from decoderspec.properties import strategies
+
+        return strategies.within(self.subject.limits, case) == case
+
+    @property
+    def tokens(self) -> Array:
+        """Fresh valid token ids `[B, T]`."""
+        return fresh(arrays(self.case)[0])
+
+    @property
+    def targets(self) -> Array:
+        """Fresh valid target ids `[B, T]`."""
+        return fresh(arrays(self.case)[1])
+
+    def theirs(self) -> dict[str, Array]:
+        """Fresh valid tensors in the declared layout."""
+        return self.subject.theirs(self.case.config, self.subject.parameters(self.case))
+
+    def call(self, capability: str, *arguments: Any) -> Array:
+        """The numbers that the shared model answers with. Raises what the implementation raises."""
+        self.doing = "build"
+        model = self.subject.model(self.case).model
+        self.doing = capability
+        return numbers(getattr(model, capability)(*arguments))
+
+    def valid(self) -> Array:
+        """The logits of the shared model on valid tokens."""
+        return self.call("logits", self.tokens)
+
+    def built(self, config: Config, theirs: Mapping[str, Any], tokens: Array) -> Array:
+        """The logits of a model of its own. Raises what the implementation raises."""
+        self.doing = "build"
+        model = self.subject.implementation.build(config, dict(theirs))
+        try:
+            self.doing = "logits"
+            return numbers(model.logits(fresh(tokens)))
+        finally:
+            if callable(getattr(model, "close", None)):
+                model.close()
+
+
+Perform = Callable[[Setting], Array]
+Alike = tuple[tuple[str, Perform], ...]  # what an answer may equal, and the word for it
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing to ask."""
+
+    id: str
+    requirement: str
+    sentence: str  # what is bad, or what is valid
+    perform: Perform  # returns the answer; raises what the implementation raises, or `NotJudged`
+    expected: tuple[str, ...] = ()  # categories that a refusal may have; none: it must be taken
+    needs: str = "logits"  # the method of the model that it calls
+    alike: Alike = ()
+    after: str = ""  # the probe that is refused first, where this one asks what a refusal leaves behind
+
+
+def numbers(value: Any) -> Array:
+    """An answer as a flat array, those of a mapping one after the other. Raises what reading it raises."""
+    if isinstance(value, Mapping):
+        return np.concatenate([np.empty(0), *(numbers(value[name]) for name in sorted(value))])
+    try:
+        return to_numpy(value)[0].ravel()
+    except ArrayError as failure:
+        # A lazy array raises here what its computation raised, a list only that it is ragged.
+        if failure.__cause__ is None or isinstance(value, (list, tuple)):
+            raise
+        raise failure.__cause__ from None
+
+
+AS_GIVEN: Alike = ((HARMLESS, Setting.valid),)
