@@ -58,8 +58,11 @@ def _refused(first: Probe, setting: Setting) -> None:
 def _all() -> dict[str, Probe]:
     families = (configurations, resources, ids, bad_tokens, bad_targets, bad_parameters)
     probes = {probe.id: probe for family in families for probe in family()}
-    # Whether a refusal spoils the model is asked first: a model that is spoiled costs a new child for each probe.
-    return {probe.id: probe for probe in _afterwards(probes)} | probes
+    # Whether a refusal spoils the model is asked first, each right after the refusal itself: a model that is spoiled
+    # costs a new child for every probe.
+    afterwards = list(_afterwards(probes))
+    first = {probe.id: probe for after in afterwards for probe in (probes[after.after], after)}
+    return first | probes
 
 
 PROBES = _all()  # by id, in the order in which they are asked
