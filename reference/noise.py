@@ -47,20 +47,39 @@ class Noise:
         """Independent standard errors for each run: `[runs, *shape]`."""
         return self.generator.standard_normal((self.runs, *shape))
 
-    def spread(self, value: Array, deviation: Array, rank: int) -> Array:
-        """`value` plus errors of the given standard deviation, one for each of its last `rank` axes' elements."""
+    def spread(self, value: Array, deviation: Array, rank: int, alike: Array | None = None) -> Array:
+        """`value` plus errors of the given standard deviation, one for each of its last `rank` axes' elements.
+
+        Rows that `alike` gives one number have one error: see `rows_alike`.
+        """
         size = np.broadcast_shapes(value.shape[-rank:] if rank else (), deviation.shape[-rank:] if rank else ())
-        noisy: Array = value + self.draw(size) * deviation
+        draws = self.draw(size)
+        if alike is not None:
+            draws = draws.reshape(self.runs, -1, size[-1])[:, alike].reshape(draws.shape)
+        noisy: Array = value + draws * deviation
         return noisy
 
     def deviation(self, form: Format) -> float:
         """Root mean square relative error of one rounding to that format, enlarged."""
         return RMS * form.unit * self.scale
 
-    def store(self, value: Array, form: Format, rank: int, extra: Any = 0.0, roundings: int = 1) -> Array:
+    def rows_alike(self, value: Array, form: Format) -> Array:
+        """For each row of `[B, T, n]` the first that is equal to it, or closer than the format can tell.
+
+        They are rounded alike, and a mean over them (attention is one) does not average that away.
+        """
+        rows = (value[0] if value.ndim > 3 else value).reshape(-1, value.shape[-1])
+        marks = rows @ np.exp(1j * np.arange(1.0, rows.shape[-1] + 1))  # two sums of each row, as one number
+        step = max(form.unit * self.scale, 1e-12) * max(float(np.max(np.abs(marks))), 1e-300)
+        _, first, group = np.unique(np.round(marks / step), return_index=True, return_inverse=True)
+        return np.asarray(first[group.ravel()])
+
+    def store(
+        self, value: Array, form: Format, rank: int, extra: Any = 0.0, roundings: int = 1, alike: Array | None = None
+    ) -> Array:
         """A result with standard error `extra` from inside and `roundings` roundings to its format; underflow is one."""
         relative = np.abs(value) * (self.deviation(form) * math.sqrt(roundings))
-        return self.spread(value, np.hypot(np.hypot(relative, extra), form.tiny * self.scale), rank)
+        return self.spread(value, np.hypot(np.hypot(relative, extra), form.tiny * self.scale), rank, alike)
 
     def summed(self, total: Array, length: Array, count: int, form: Format) -> Array:
         """Standard error of a sum of `count` products with this total; `length` is the root of their sum of squares.
@@ -74,13 +93,15 @@ class Noise:
         rounded: Array = self.deviation(form) * orders
         return rounded
 
-    def product(self, total: Array, length: Array, count: int, form: Format, operands: Format) -> Array:
-        """Standard error of one element of a matrix product, operands rounded first where they are held coarser."""
-        inner = self.summed(total, length, count, form)
-        if self.recipe.products.bits >= operands.bits:
-            return inner
-        rounded: Array = np.hypot(inner, self.deviation(self.recipe.products) * math.sqrt(2) * length)
-        return rounded
+    def operands(self, a: Array, b: Array, held: Format, ranks: tuple[int, int]) -> Any:
+        """The error of `a @ b` where operands held finer are rounded first, each once for all products that it is in."""
+        form = self.recipe.products
+        if form.bits >= held.bits:
+            return 0.0
+        da, db = (each * self.draw(each.shape[-rank:]) for each, rank in zip((a, b), ranks, strict=True))
+        if ranks[1] < ranks[0]:
+            db = db.reshape(self.runs, *[1] * (ranks[0] - ranks[1]), *db.shape[1:])
+        return self.deviation(form) * (da @ b + a @ db)
 
 
 def length(x: Array, axis: int | tuple[int, ...] = -1) -> Array:

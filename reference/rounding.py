@@ -52,9 +52,11 @@ def _norm_errors(noise: Noise, form: Format, x: Array, epsilon: float) -> Array:
 
 def rms_norm(noise: Noise, at: Place, y: Array, x: Array, _gain: Array, epsilon: float) -> Array:
     """One error for each row's inverse root; then the input cast, the scaling and the gain, each rounded."""
-    row = 1.0 + noise.draw((*x.shape[-3:-1], 1)) * _norm_errors(noise, at.inner, x, epsilon)
+    alike = noise.rows_alike(x, at.stored)
+    one = np.ones((*x.shape[-3:-1], 1))
+    row = noise.spread(one, _norm_errors(noise, at.inner, x, epsilon), 3, alike)
     cast = noise.deviation(at.inner) * np.sqrt(2.0) * np.abs(y)
-    return noise.store(y * row, at.stored, 3, cast, roundings=2)
+    return noise.store(y * row, at.stored, 3, cast, 2, alike)
 
 
 def rms_norm_vjp(
@@ -69,7 +71,8 @@ def rms_norm_vjp(
     row = noise.spread(mean, noise.summed(mean * width, length(terms), width, at.inner) / width, 3) - mean
     root = 1.0 + noise.draw((*x.shape[-3:-1], 1)) * _norm_errors(noise, at.inner, x, epsilon)
     inside = noise.deviation(at.inner) * 2.0 * r * np.hypot(dn, n * mean)
-    stored = noise.deviation(at.gradient) * r * np.abs(dn)  # eager code stores the first term before it subtracts
+    tiny = at.gradient.tiny * noise.scale
+    stored = r * np.hypot(noise.deviation(at.gradient) * dn, tiny)  # eager code stores `dn` before it goes on
     noisy_dx = noise.store((dx - r * n * row) * root, at.gradient, 3, np.hypot(inside, stored))
     positions = x.shape[-3] * x.shape[-2]
     gain_terms = length(dy * n, (-3, -2))[..., 0, 0, :]
@@ -80,16 +83,20 @@ def rms_norm_vjp(
 
 def linear(noise: Noise, at: Place, y: Array, x: Array, weight: Array) -> Array:
     """A product of `in` terms for each element."""
-    inner = noise.product(y, product_length(x, weight), x.shape[-1], at.inner, at.stored)
-    return noise.store(y, at.stored, 3, inner)
+    inner = noise.summed(y, product_length(x, weight), x.shape[-1], at.inner)
+    rounded = y + noise.operands(x, weight, at.stored, (3, 2))
+    heads = at.stage.endswith("/flat")  # what attention takes a mean over
+    return noise.store(rounded, at.stored, 3, inner, alike=noise.rows_alike(y, at.stored) if heads else None)
 
 
 def linear_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array, weight: Array) -> Gradients:
     """Two products: over the outputs for the input's gradient, over the positions for the weight's."""
     dx, dweight = exact
     x, flat = plain.rows(x).swapaxes(-1, -2), plain.rows(dy)  # [.., in, B*T], [.., B*T, out]
-    inner = noise.product(dx, product_length(dy, weight.T), dy.shape[-1], at.inner, at.gradient)
-    outer = noise.product(dweight, product_length(x, flat), x.shape[-1], at.inner, at.gradient)
+    inner = noise.summed(dx, product_length(dy, weight.T), dy.shape[-1], at.inner)
+    outer = noise.summed(dweight, product_length(x, flat), x.shape[-1], at.inner)
+    dx = dx + noise.operands(dy, weight.T, at.gradient, (3, 2))
+    dweight = dweight + noise.operands(x, flat, at.gradient, (2, 2))
     return noise.store(dx, at.gradient, 3, inner), noise.store(dweight, at.gradient, 2, outer)
 
 
@@ -135,9 +142,9 @@ def scores(noise: Noise, at: Place, s: Array, query: Array, key: Array) -> Array
     """A product over the head width, then the scale, each stored; what is masked stays so."""
     stored, visible = noise.recipe.results, np.isfinite(s)
     total = np.where(visible, s, 0.0)
-    scaled = product_length(query / np.sqrt(query.shape[-1]), key.swapaxes(-1, -2))
-    inner = noise.product(total, scaled, query.shape[-1], noise.recipe.accumulate, stored)
-    noisy = noise.store(total, stored, 4, inner, roundings=2)
+    query, key = query / np.sqrt(query.shape[-1]), key.swapaxes(-1, -2)
+    inner = noise.summed(total, product_length(query, key), query.shape[-1], noise.recipe.accumulate)
+    noisy = noise.store(total + noise.operands(query, key, stored, (4, 4)), stored, 4, inner, roundings=2)
     return np.where(visible, noisy, -np.inf)
 
 
@@ -145,8 +152,11 @@ def scores_vjp(noise: Noise, at: Place, exact: Gradients, ds: Array, s: Array, q
     """Products over keys and over queries."""
     dq, dk = exact
     count, ds = s.shape[-1], ds / np.sqrt(query.shape[-1])
-    dq_error = noise.product(dq, product_length(ds, key), count, at.inner, at.gradient)
-    dk_error = noise.product(dk, product_length(ds.swapaxes(-1, -2), query), count, at.inner, at.gradient)
+    across = ds.swapaxes(-1, -2)
+    dq_error = noise.summed(dq, product_length(ds, key), count, at.inner)
+    dk_error = noise.summed(dk, product_length(across, query), count, at.inner)
+    dq = dq + noise.operands(ds, key, at.gradient, (4, 4))
+    dk = dk + noise.operands(across, query, at.gradient, (4, 4))
     return noise.store(dq, at.gradient, 4, dq_error, 2), noise.store(dk, at.gradient, 4, dk_error, 2)
 
 
@@ -170,12 +180,16 @@ def softmax(noise: Noise, at: Place, p: Array, s: Array) -> Array:
 
 def mix(noise: Noise, at: Place, o: Array, weights: Array, value: Array) -> Array:
     """A product over the visible keys."""
-    return noise.store(o, at.stored, 4, _mix_error(noise, at, o, weights, value))
+    inner = noise.summed(o, product_length(weights, value), weights.shape[-1], at.inner)
+    return noise.store(o + noise.operands(weights, value, at.stored, (4, 4)), at.stored, 4, inner)
 
 
-def _mix_error(noise: Noise, at: Place, o: Array, weights: Array, value: Array) -> Array:
-    """Standard error of the product, before it is stored."""
-    return noise.product(o, product_length(weights, value), weights.shape[-1], at.inner, at.stored)
+def _product_error(noise: Noise, y: Array, a: Array, b: Array, stored: Format, inner: Format) -> Array:
+    """Standard error of each element of the stored product `y = a @ b`."""
+    spread = product_length(a, b)
+    operands = noise.deviation(noise.recipe.products) * np.sqrt(2.0) * (noise.recipe.products.bits < stored.bits)
+    found: Array = np.hypot(noise.summed(y, spread, a.shape[-1], inner), operands * spread)
+    return np.hypot(found, noise.deviation(stored) * y)
 
 
 def mix_vjp(noise: Noise, at: Place, exact: Gradients, do: Array, o: Array, weights: Array, value: Array) -> Gradients:
@@ -186,14 +200,15 @@ def mix_vjp(noise: Noise, at: Place, exact: Gradients, do: Array, o: Array, weig
     and it lacks that of `dp`, which would cancel in the other form.
     """
     dp, dv = exact
-    width = o.shape[-1]
-    dp_error = noise.product(dp, product_length(do, value.swapaxes(-1, -2)), width, at.inner, at.gradient)
-    dv_inner = product_length(weights.swapaxes(-1, -2), do)
-    dv_error = noise.product(dv, dv_inner, weights.shape[-1], at.inner, at.gradient)
+    width, across, along = o.shape[-1], value.swapaxes(-1, -2), weights.swapaxes(-1, -2)
     inner = noise.summed(np.sum(do * o, axis=-1, keepdims=True), length(do * o), width, at.inner)
-    output = np.hypot(_mix_error(noise, at, o, weights, value), noise.deviation(at.stored) * o)
-    lacking = length(weights * np.hypot(dp_error, noise.deviation(at.gradient) * dp))
-    noise.row_errors[id(weights)] = np.hypot(np.hypot(inner, length(do * output)), lacking)
+    output = _product_error(noise, o, weights, value, at.stored, at.inner)
+    lacking = _product_error(noise, dp, do, across, at.gradient, at.inner)
+    noise.row_errors[id(weights)] = np.hypot(np.hypot(inner, length(do * output)), length(weights * lacking))
+    dp_error = noise.summed(dp, product_length(do, across), width, at.inner)
+    dv_error = noise.summed(dv, product_length(along, do), weights.shape[-1], at.inner)
+    dp = dp + noise.operands(do, across, at.gradient, (4, 4))
+    dv = dv + noise.operands(along, do, at.gradient, (4, 4))
     return noise.store(dp, at.gradient, 4, dp_error), noise.store(dv, at.gradient, 4, dv_error)
 
 
