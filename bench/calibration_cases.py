@@ -86,7 +86,7 @@ def _tiny(drawn: dict[str, Array], rng: np.random.Generator, recipe: Recipe) -> 
 
 def _mixed(drawn: dict[str, Array], rng: np.random.Generator, recipe: Recipe) -> None:
     """Mixed scales: every feature of every matrix by a power of two of its own."""
-    for name, value in drawn.items():
+    for value in drawn.values():
         if value.ndim == 2:
             value *= np.exp2(rng.integers(-5, 3, value.shape[-1]))
 

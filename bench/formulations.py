@@ -18,6 +18,7 @@ from decoderspec.spec.stages import suffix
 
 Product = Callable[[Array, Array], Array]
 ROLES = ("query", "key", "value")
+LONGEST = 4096  # terms in one sequential sum: in longer ones terms below half a unit of the sum are lost, all of them
 BLOCK = 3  # keys at a time in blocked attention: short cases have several blocks too
 
 
@@ -38,6 +39,8 @@ def einsum(a: Array, b: Array) -> Array:
 
 def sequential(a: Array, b: Array) -> Array:
     """Every partial sum rounded in order, as a plain loop does it."""
+    if a.shape[-1] > LONGEST:
+        return flat(a, b)
     total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), a.dtype)
     for k in range(a.shape[-1]):
         total += a[..., :, k, None] * b[..., None, k, :]
@@ -116,6 +119,8 @@ class Kernels:
         return Operation(name, perform, vjp)
 
     def _stored(self, name: str, stage: str) -> Format:
+        if self.how.blocked and name in ("scores", "softmax"):
+            return FORMATS["float64"]  # they never leave the kernel: nothing stores them
         if name in ("rotary", "nll"):
             return self.recipe.tables if name == "rotary" else self.recipe.loss
         return self.recipe.results if stage.endswith("/scores") else self.recipe.stored(suffix(stage.partition("/")[0]))
@@ -136,7 +141,7 @@ class Kernels:
 
     def sum(self, x: Array) -> Array:
         """Over the last axis, kept; in order where products are."""
-        if self.how.product is sequential:
+        if self.how.product is sequential and x.shape[-1] <= LONGEST:
             return np.cumsum(x, axis=-1)[..., -1:]
         return np.asarray(np.sum(x, axis=-1, keepdims=True))
 
@@ -223,13 +228,15 @@ class Kernels:
         return _pairs(a * cos + b * sin, b * cos - a * sin), None
 
     def scale(self, width: int) -> Any:
-        return self.constant(1) / np.sqrt(self.constant(width))
+        return self.dtype(1) / np.sqrt(self.dtype(width))
 
     def scores(self, _stage: str, query: Array, key: Array) -> Array:
         self.kept["scores"] = query, key
         tokens = query.shape[-2]
-        products = self.result(self.product(query, key.swapaxes(-1, -2)))
-        return np.where(np.tri(tokens, dtype=bool), products * self.scale(query.shape[-1]), self.constant(-np.inf))
+        products = self.product(query, key.swapaxes(-1, -2))
+        scaled = (products if self.how.blocked else self.result(products)) * self.scale(query.shape[-1])
+        masked: Array = np.where(np.tri(tokens, dtype=bool), scaled, self.constant(-np.inf))
+        return masked
 
     def scores_vjp(self, _stage: str, ds: Array, _s: Array, query: Array, key: Array) -> Gradients:
         ds = self.gradient(ds * self.scale(query.shape[-1]))
@@ -244,7 +251,10 @@ class Kernels:
         return (p * (dp - row),)
 
     def mix(self, _stage: str, weights: Array, value: Array) -> Array:
-        return self._running(*self.kept["scores"], value) if self.how.blocked else self.product(weights, value)
+        if not self.how.blocked:
+            return self.product(weights, value)
+        query, key = self.kept["scores"]
+        return self._running(query, key, value)
 
     def _running(self, query: Array, key: Array, value: Array) -> Array:
         """Keys in blocks with a running maximum (Milakov and Gimelshein 2018; Dao et al. 2022)."""
@@ -300,7 +310,7 @@ class Kernels:
             losses = -np.log(_picked(e / total, targets))
         else:
             losses = (np.log(total) + top) - _picked(logits, targets)
-        return self.sum(losses.ravel())[0] / self.constant(targets.size)
+        return np.asarray(self.sum(losses.ravel())[0] / self.constant(targets.size))
 
     def _underflows(self, p: Array, targets: Array) -> bool:
         """Whether `-log p` is no right formulation here: a probability that is no normal number has lost its digits."""
@@ -332,4 +342,5 @@ LONG = np.longdouble if np.finfo(np.longdouble).nmant >= 60 else np.float64  # x
 def exact(weights: Mapping[str, Array]) -> Operations:
     """Extended precision: the truth of float64 to a two-thousandth of its roundoff, where the machine has it."""
     form = Format("extended", 64, FORMATS["float64"].lowest, 0.0, FORMATS["float64"].largest)
-    return Kernels(Formulation("extended"), Recipe("extended", *[form] * 7), LONG, weights).operations()
+    recipe = Recipe("extended", form, form, form, form, form, form, form)
+    return Kernels(Formulation("extended"), recipe, LONG, weights).operations()

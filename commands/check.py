@@ -58,10 +58,19 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _workers(text: str) -> int:
+    """A number of processes."""
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"{count} is not a number of processes")
+    return count
+
+
 def run(arguments: Sequence[str]) -> int:
     """Check, print the summary, write the report."""
     given, further = _split(list(arguments))
     options = parser().parse_args(given)
+    options.json = options.json.resolve() if options.json else None  # the implementation may change the folder
     name = SELF if options.itself else options.implementation
     if not name:
         print("nothing is named: give module:attribute or file.py:attribute, or --self", file=sys.stderr)

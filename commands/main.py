@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from decoderspec import __version__
+from decoderspec.commands import guard
 
 COMMANDS = {
     "check": "is an implementation right: a verdict per contract, and what is wrong where",
@@ -34,11 +35,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     chosen = parser.parse_args(given[:1])
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # cases are tiny: threads cost more than they give
-    module = importlib.import_module(f"decoderspec.commands.{chosen.command}")
+    if arguments is None and chosen.command in guard.GUARDED and guard.SENTINEL not in os.environ:
+        return guard.run(given)
     try:
+        module = importlib.import_module(f"decoderspec.commands.{chosen.command}")
         status: int = module.run(given[1:])
     except BrokenPipeError:
-        return 1
+        status = 1
+    except KeyboardInterrupt:
+        print("interrupted: no verdict", file=sys.stderr)
+        status = guard.UNSAID
+    except SystemExit:  # the parser's word on the arguments; an implementation's own never comes this far
+        guard.finish()
+        raise
+    guard.finish()
     return status
 
 

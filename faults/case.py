@@ -51,11 +51,15 @@ class Case:
         key = str(rule.declared)
         if not given and key in self.units:
             return self.units[key]
-        compute = units.stage_values(self.config, self.parameters, self.tokens, given)
-        found = {name: units.unit(moved) for name, moved in units.deviations(compute, rule, self.seed).items()}
+        found = {name: unit for name, (unit, _) in self.stage_noise(given, rule).items()}
         if not given:
             self.units[key] = found
         return found
+
+    def stage_noise(self, given: Mapping[str, Array], rule: Recipe) -> dict[str, tuple[Array, float]]:
+        """Of every stage the noise units, and how many elements err independently."""
+        compute = units.stage_values(self.config, self.parameters, self.tokens, given)
+        return {name: units.noise(moved) for name, moved in units.deviations(compute, rule, self.seed).items()}
 
     def _compute(self) -> Callable[[Operations], dict[str, Array]]:
         if self.targets is None:

@@ -43,15 +43,15 @@ def local_reports(case: Case, given: Mapping[str, Array]) -> tuple[StageReport, 
     truth = case.truth
     if before:
         truth = oracle.forward(case.config, case.parameters, case.tokens, digits=DIGITS, given=before)
-    unit, finest = (case.stage_units(before, rule) for rule in (case.recipe, FINEST))
+    noise, finest = case.stage_noise(before, case.recipe), case.stage_units(before, FINEST)
     names = [name for name in stage_names(case.config.layers) if name in given]
-    return tuple(_report(name, given[name], truth[name], unit[name], finest[name]) for name in names)
+    return tuple(_report(name, given[name], truth[name], noise[name], finest[name]) for name in names)
 
 
-def _report(name: str, got: Array, truth: Array, unit: Array, finest: Array) -> StageReport:
+def _report(name: str, got: Array, truth: Array, noise_of: tuple[Array, float], finest: Array) -> StageReport:
     with np.errstate(invalid="ignore", over="ignore"):
         error = difference(got, truth)
-    comparison = compare(got, error, unit)
+    comparison = compare(got, error, *noise_of)
     worst = np.isfinite(got).all()
     noise = comparison.worst if worst else np.inf
     return StageReport(

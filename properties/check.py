@@ -13,6 +13,7 @@ import pytest
 
 from decoderspec.properties.cases import Case
 from decoderspec.properties.observed import explained, observed_bits, observed_recipe
+from decoderspec.properties.properties import all_properties
 from decoderspec.properties.report import Report
 from decoderspec.properties.run import Run
 from decoderspec.properties.sensitivity import caught
@@ -28,6 +29,7 @@ class Collector:
     def __init__(self, progress: Progress) -> None:
         self.records: list[dict[str, Any]] = []
         self.problems: list[str] = []
+        self.expected = 0  # properties; with workers each collects for itself
         self._progress = progress
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -36,6 +38,10 @@ class Collector:
             if key == "decoderspec" and isinstance(value, dict):
                 self.records.append(value)
                 self._progress(value)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Know how many are to come."""
+        self.expected = sum(hasattr(getattr(item, "function", None), "property") for item in items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that cannot be collected is a problem of ours."""
@@ -72,13 +78,22 @@ def check(
         if not pytest_arguments:
             sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(sink))
-        pytest.main([*_base(workers), *arguments, *pytest_arguments], plugins=[collector, Shared(run)])
+        status = pytest.main([*_base(workers), *arguments, *pytest_arguments], plugins=[collector, Shared(run)])
     report = Report(run, collector.records, tuple(required), list(xfails))
-    report.extras["problems"] = collector.problems
+    report.extras["problems"] = [*collector.problems, *_unfinished(collector, status, partial=bool(pytest_arguments))]
     if not operation:
         report.extras |= _insights(run)
     report.extras["seconds"] = {"total": round(time.perf_counter() - start, 2)}
     return report
+
+
+def _unfinished(collector: Collector, status: int, partial: bool) -> list[str]:
+    """Why some properties left no record: what was not run must not read as what holds."""
+    if status == pytest.ExitCode.INTERRUPTED:
+        return ["the run was interrupted before its end"]
+    expected = collector.expected or (0 if partial else len(all_properties()))
+    lost = expected - len(collector.records)
+    return [f"{lost} properties were not run: the process that ran them ended"] if lost > 0 else []
 
 
 class Shared:

@@ -19,6 +19,10 @@ from decoderspec.spec.stages import suffix
 FLOAT64 = FORMATS["float64"].bits
 SLACK = 1.5  # bits that chance and unlucky cases take; formats lie at least three apart
 CANDIDATES = ("float64", "float32", "float16", "bfloat16")  # finest first; tensorfloat32 stores float32
+PRODUCTS = (
+    "attention.query", "attention.key", "attention.value", "attention.heads", "attention.output",
+    "ffn.gate", "ffn.up", "ffn.output", "logits",
+)  # fmt: skip
 ROTATED = ("attention.rotated_query", "attention.rotated_key")
 
 
@@ -81,8 +85,7 @@ def explained(run: Run, declared: str | dict[str, str]) -> str | dict[str, str] 
 def _holds(run: Run, case: Case, declared: Recipe) -> bool:
     truth, model = run.truth(case), run.model(case)
     given = model.stages(truth.batch[0]) if model.has("stages") else {}
-    expected, unit = truth.stages(given), truth.stage_units(given, declared)
-    return all(expected[stage].judge(value, unit[stage]).conforms for stage, value in given.items())
+    return all(comparison.conforms for comparison in truth.judge_stages(given, declared).values())
 
 
 def _slope_holds(run: Run, case: Case, declared: Recipe) -> bool:
@@ -97,12 +100,23 @@ def observed_recipe(bits: Mapping[str, float]) -> str | dict[str, str]:
     stages = {stage: form for stage, form in formats.items() if stage not in ("loss", "embedding")}
     if not stages:
         return {}
+    if _rounds_operands(stages):  # the products' stages are stored as finely as the others
+        rest = {stage: form for stage, form in formats.items() if stage not in (*PRODUCTS, "attention.weights")}
+        found = observed_recipe({stage: bits[stage] for stage in rest})
+        return {**({"results": found} if isinstance(found, str) else found), "products": "tensorfloat32"}
     results = max(set(stages.values()), key=lambda form: (list(stages.values()).count(form), FORMATS[form].bits))
     if all(_at_least(form, results) for form in formats.values()):
         return results
     found = {"results": results}
     found |= {stage: form for stage, form in stages.items() if not _at_least(form, results)}
     return _with_tables(found, stages, formats.get("loss", results), results)
+
+
+def _rounds_operands(stages: Mapping[str, str]) -> bool:
+    """Whether all products, and nothing else, are right to the 11 bits of tensorfloat32."""
+    products = {stages[name] for name in PRODUCTS if name in stages}
+    others = [form for name, form in stages.items() if name not in (*PRODUCTS, "attention.weights")]
+    return products == {"float16"} and bool(others) and all(_at_least(form, "float32") for form in others)
 
 
 def _with_tables(found: dict[str, str], stages: Mapping[str, str], loss: str, results: str) -> dict[str, str]:

@@ -13,7 +13,16 @@ import pytest
 if TYPE_CHECKING:
     from decoderspec.properties.run import Run
 
-ORDER = ("test_forward", "test_causality", "test_batch", "test_training", "test_state", "test_weights", "test_inputs")
+ORDER = (
+    "test_forward",
+    "test_causality",
+    "test_batch",
+    "test_training",
+    "test_state",
+    "test_weights",
+    "test_big",
+    "test_inputs",
+)
 OPERATION = "test_operation"
 NOTHING = "nothing is under test: give --implementation module:attribute or file.py:attribute"
 RUN = pytest.StashKey[Any]()

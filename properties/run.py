@@ -186,6 +186,8 @@ class Run:
 
 def described(what: str, comparison: Comparison) -> str:
     """A comparison in words: how far, where, got and expected."""
+    if not np.isfinite(comparison.got):
+        return f"{what}: {comparison.got} at {list(comparison.index)}, where the truth is finite"
     expected = comparison.got - comparison.error
     return (
         f"{what}: off by {comparison}; worst at {list(comparison.index)}:"

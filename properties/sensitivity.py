@@ -34,8 +34,8 @@ def _caught(run: Run, case: Case, name: str) -> float:
     return float(PROBE * worst_allowed(unit.size) / ratio) if ratio > 0 else float("inf")
 
 
-def disturbed(name: str, seed: int) -> Operations:
-    """The operations with independent relative errors in every result of one of them."""
+def disturbed(name: str, seed: int, common: bool = False, size: float = PROBE) -> Operations:
+    """The operations with independent relative errors in every result of one of them, or with one common factor."""
     rng = np.random.default_rng(seed)
 
     def change(operation: Operation) -> Operation:
@@ -45,7 +45,7 @@ def disturbed(name: str, seed: int) -> Operations:
         def perform(stage: str, *inputs: Any) -> Array:
             output = operation(stage, *inputs)
             with np.errstate(invalid="ignore"):
-                wrong: Array = output * (1 + PROBE * rng.standard_normal(output.shape))
+                wrong: Array = output * (1 + size * (1.0 if common else rng.standard_normal(output.shape)))
             return wrong
 
         return Operation(name, perform, operation.vjp)

@@ -16,6 +16,7 @@ from decoderspec.properties.subject import read_subject
 
 def make_run(name: str, *, profile: str = "default", seed: int = 0, precision: Any = None, claims: Any = None) -> Run:
     """A run over what is named. Raises `LoadError` or `DeclarationError`."""
+    name = absolute(name)
     return run_over(load(name), name, profile=profile, seed=seed, precision=precision, claims=claims)
 
 
@@ -34,6 +35,12 @@ def operation_run(
     run.only = operation
     _ = run.operation  # raises for what cannot be loaded
     return run
+
+
+def absolute(name: str) -> str:
+    """The name with its file's whole path: the implementation may change the folder that it runs in."""
+    place, colon, path = name.rpartition(":")
+    return f"{os.path.abspath(place)}{colon}{path}" if place.endswith(".py") else name
 
 
 def run_over(

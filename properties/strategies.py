@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from decoderspec.properties.cases import STYLES, TOKEN_STYLES, Case, fixed_cases, long_cases
 from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import parameter_count
 from decoderspec.spec.precision import DeclarationError
 
 PREFERRED = {  # ordered: shrinking goes to the left
@@ -24,6 +25,7 @@ PREFERRED = {  # ordered: shrinking goes to the left
     "rope_base": (10.0, 100.0, 3.0, 10000.0, 500000.0, 1.25),
     "rms_epsilon": (1e-3, 1e-5, 1e-2, 1e-6, 0.1, 1e-1),
 }
+LARGEST = 10**7  # parameters of a case that is drawn: truth is computed for every one
 LIMIT_KEYS = (*PREFERRED, "model_width", "configurations")
 
 
@@ -134,7 +136,9 @@ def check_limits(limits: Mapping[str, Any]) -> None:
         _impossible("configurations", limits["configurations"])
     shapes(limits)
     contexts(limits)
-    smallest_case(limits)
+    scalars = parameter_count(smallest_case(limits).config)
+    if scalars > LARGEST:
+        raise DeclarationError(f"within the limits {dict(limits)} the smallest case has {scalars} parameters")
 
 
 @st.composite

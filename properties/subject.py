@@ -71,22 +71,30 @@ class Subject:
         """A fresh model."""
         self.builds += 1
         made = called("build", self.implementation.build, config, self.theirs(config, canonical))
-        return SubjectModel(self, config, made)
+        return SubjectModel(self, config, _with_logits("build", made))
 
     def initialize(self, config: Config, seed: int) -> SubjectModel:
         """A model that draws its own parameters."""
         self.need_on(self.implementation, "initialize")
-        return SubjectModel(self, config, called("initialize", self.implementation.initialize, config, seed))
+        made = called("initialize", self.implementation.initialize, config, seed)
+        return SubjectModel(self, config, _with_logits("initialize", made))
 
     def need_on(self, owner: Any, capability: str) -> None:
         """Raise `Absent` unless the owner offers the capability."""
-        if not callable(getattr(owner, capability, None)):
+        if not offers(owner, capability):
             raise Absent(CAPABILITIES[capability])
 
     def close(self) -> None:
         """Let go of every model."""
         while self.models:
             self.models.popitem()[1].close()
+
+
+def _with_logits(what: str, made: Any) -> Any:
+    """What was built, which must at least have `logits`."""
+    if not offers(made, "logits"):
+        raise Finding(f"{what} returned {type(made).__name__}, which has no method logits", what)
+    return made
 
 
 @dataclass(repr=False)
@@ -99,7 +107,7 @@ class SubjectModel:
 
     def has(self, capability: str) -> bool:
         """Whether the model offers an optional method."""
-        return callable(getattr(self.model, capability, None))
+        return offers(self.model, capability)
 
     def logits(self, tokens: Array) -> Array:
         """`[B, T, V]`; a wrong shape is a finding."""
@@ -158,6 +166,15 @@ class SubjectModel:
                 raise Finding(f"stage {name} has shape {value.shape}, the specification says {expected}", name)
         return self.subject.layout.stages(self.config, given)
 
+    def raw(self, capability: str, *arguments: Array) -> Any:
+        """What a method returns, unread: it may still belong to the implementation."""
+        return self._call(capability, *map(fresh, arguments))
+
+    def read(self, what: str, value: Any) -> dict[str, Array]:
+        """A raw result as it is now: a copy of each of its arrays."""
+        entries = value if isinstance(value, Mapping) else {what: value}
+        return {str(name): self._read(what, entry) for name, entry in entries.items()}
+
     def close(self) -> None:
         """Tell the model that it is done with."""
         if self.has("close"):
@@ -178,6 +195,10 @@ class SubjectModel:
             array, self.subject.dtypes[what] = to_numpy(value)
         except ArrayError as reason:
             raise Finding(f"{what}: {reason}") from None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as reason:
+            raise Finding(f"{what}: reading it raised {type(reason).__name__}: {words(reason)}") from None
         return array
 
     def _through(self, change: Callable[..., dict[str, Array]], theirs: Mapping[str, Array]) -> dict[str, Array]:
@@ -204,6 +225,22 @@ def fresh(values: Array) -> Array:
     return np.array(values, dtype=np.int64, order="C")
 
 
+def offers(owner: Any, capability: str) -> bool:
+    """Whether there is such a method; one that cannot even be looked up is none."""
+    try:
+        return callable(getattr(owner, capability, None))
+    except Exception:
+        return False
+
+
+def words(reason: BaseException) -> str:
+    """What an exception says, as far as it can be said."""
+    try:
+        return str(reason)[:500]
+    except Exception:
+        return "(its message cannot be read)"
+
+
 def called(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a call on valid input; raising anything is a finding. What it changes in NumPy is put back."""
     try:
@@ -215,7 +252,7 @@ def called(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     except (KeyboardInterrupt, Finding, Absent):
         raise
     except BaseException as reason:  # SystemExit and the like are the implementation's, not ours
-        text = f"{what} raised {type(reason).__name__} on valid input: {str(reason)[:500]}"
+        text = f"{what} raised {type(reason).__name__} on valid input: {words(reason)}"
         frames = user_frames(reason)
         raise Finding(f"{text}\n{frames}" if frames else text, details={"raised": type(reason).__name__}) from None
 

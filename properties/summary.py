@@ -186,6 +186,8 @@ def _knowledge(report: Report) -> str:
     extras, lines = report.extras, []
     if extras.get("recipe"):
         lines.append(f"observed    precision = {extras['recipe']!r}")
+    if extras.get("bits"):
+        lines += _block("bits right", _bits(report))
     graded = extras.get("grades", {})
     if graded:
         bitwise = [name for name, grade in graded.items() if grade == "bitwise"]
@@ -201,6 +203,15 @@ def _knowledge(report: Report) -> str:
     for entry in unused(list(report.xfails), report.rows()):
         lines += _block("xfail file", f"{entry.requirement} is listed ({entry.reason}) but does not fail as listed")
     return "\n".join(lines)
+
+
+def _bits(report: Report) -> str:
+    """The stages with the fewest right bits, against what the declared format of each can give."""
+    recipe, bits = report.run.subject.recipe, report.extras["bits"]
+    able = {stage: (recipe.loss if stage == "loss" else recipe.stored(stage)).bits for stage in bits}
+    fewest = sorted(bits, key=lambda stage: bits[stage] - able[stage])[:4]
+    shown = ", ".join(f"{stage} {bits[stage]:.0f} of {able[stage]}" for stage in fewest)
+    return f"fewest, of {len(bits)} stages, each on its own inputs: {shown}"
 
 
 def _block(label: str, text: str) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from decoderspec.properties.cases import Case, other_ids
+from decoderspec.properties.cases import Array, Case, affordable, other_ids
 from decoderspec.properties.findings import Finding
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
@@ -14,24 +14,38 @@ from decoderspec.reference.limits import compare
 
 @checks("DET-1", long=True)
 def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
-    """Logits of the same tokens are equal to the last bit, also after calls of other lengths in between."""
+    """Logits of the same tokens are equal to the last bit, whatever was called in between."""
     tokens, model = run.truth(case).batch[0], run.model(case)
     first = model.logits(tokens)
-    for between in (other_ids(case, tokens), tokens[:1, : max(1, case.tokens // 2)]):
+    for between in (other_ids(case, tokens), *reshaped(case, tokens), tokens[:1, : max(1, case.tokens // 2)]):
         model.logits(between)
         run.same_bits("logits", model.logits(tokens), first, "the same tokens gave other logits the second time")
+    if affordable(case):
+        for capability in ("loss", "gradients"):
+            if model.has(capability):
+                getattr(model, capability)(*run.truth(case).batch)
+        again = model.logits(tokens)
+        run.same_bits("logits", again, first, "the same tokens gave other logits after loss and gradients")
+
+
+def reshaped(case: Case, tokens: Array) -> list[Array]:
+    """The same ids in the same order as one row, where the context is long enough."""
+    return [tokens.reshape(1, -1)] if case.batch > 1 and tokens.size <= case.config.max_positions else []
 
 
 @checks("DET-2")
 def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
-    """What was returned is not overwritten by a later call."""
-    tokens, model = run.truth(case).batch[0], run.model(case)
-    kept = called("logits", model.model.logits, fresh(tokens))
-    before = model._read("logits", kept)
-    model.logits(other_ids(case, tokens))
-    if model.has("gradients"):
-        model.gradients(*run.truth(case).batch)
-    run.same_bits("logits", model._read("logits", kept), before, "a result that was returned earlier was overwritten")
+    """What was returned is not overwritten by a later call: logits, stages and gradients."""
+    tokens, targets = run.truth(case).batch
+    model, why = run.model(case), "a result that was returned earlier was overwritten"
+    calls = {"logits": (tokens,), "stages": (tokens,), "gradients": (tokens, targets)}
+    kept = {name: model.raw(name, *given) for name, given in calls.items() if model.has(name)}
+    before = {name: model.read(name, value) for name, value in kept.items()}
+    for name in kept:
+        model.raw(name, other_ids(case, tokens), *calls[name][1:])
+    for name, value in kept.items():
+        for part, array in model.read(name, value).items():
+            run.same_bits(part, array, before[name][part], why)
 
 
 @checks("DET-3")

@@ -97,7 +97,12 @@ def _assigned(run: Run, case: Case, model: SubjectModel, names: list[str]) -> Tr
     }
     changed = run.subject.layout.invert(case.config, run.subject.theirs(case.config, {**truth.parameters, **values}))
     for name, value in values.items():
+        model.assign(name, value + 1)  # an earlier assignment must not be the one that counts
         model.assign(name, value)
+    held = model.parameters() if model.has("parameters") else {}
+    for name in values:
+        if name in held:
+            run.same_bits(name, held[name], changed[name], "parameters() does not hand out what was assigned")
     return Truth(case, changed, run.subject.recipe)
 
 

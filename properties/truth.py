@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, arrays
+from decoderspec.properties.cases import Array, Case, arrays, round_to
 from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.limits import Comparison, compare
 from decoderspec.reference.noise import RUNS
 from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe
+from decoderspec.spec.stages import suffix
 
+ONE_ROUNDING = 1.0  # all elements of a gradient can hang on one, say of a probability that nearly is 1
 DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
 
 
@@ -41,9 +43,9 @@ class Exact:
             difference: Array = (got - self.high) - self.low
         return difference
 
-    def judge(self, got: Array, unit: Array) -> Comparison:
+    def judge(self, got: Array, unit: Array, freedom: float | None = None) -> Comparison:
         """The error in noise units, against its limits."""
-        return compare(got, self.error(got), unit)
+        return compare(got, self.error(got), unit, freedom)
 
 
 @dataclass(repr=False)
@@ -88,14 +90,36 @@ class Truth:
 
     def stage_units(self, given: Mapping[str, Array], recipe: Recipe | None = None) -> dict[str, Array]:
         """Noise units of every stage, each from the given values before it."""
-        compute = units.stage_values(self.case.config, self.parameters, self.batch[0], given)
-        moved = units.deviations(compute, recipe or self.recipe, self.case.seed)
-        return {name: units.unit(deviation) for name, deviation in moved.items()}
+        return {name: unit for name, (unit, _) in self._stage_noise(given, recipe).items()}
+
+    def _stage_noise(self, given: Mapping[str, Array], recipe: Recipe | None = None) -> dict[str, tuple[Array, float]]:
+        """Of every stage the noise units, and how many elements err independently."""
+        declared = recipe or self.recipe
+        # A stage that is handed out finer than declared is rounded after it was seen: its noise goes on.
+        anchors = {
+            name: v for name, v in given.items() if np.array_equal(v, round_to(v, declared.stored(suffix(name))))
+        }
+        compute = units.stage_values(self.case.config, self.parameters, self.batch[0], anchors)
+        moved = units.deviations(compute, declared, self.case.seed)
+        return {name: units.noise(deviation) for name, deviation in moved.items()}
+
+    @cached_property
+    def _noise(self) -> dict[str, tuple[Array, float]]:
+        return self._stage_noise({})
 
     @cached_property
     def units(self) -> dict[str, Array]:
         """Noise units of every stage, from the tokens on."""
-        return self.stage_units({})
+        return {name: unit for name, (unit, _) in self._noise.items()}
+
+    def judge_logits(self, got: Array) -> Comparison:
+        """The logits, from the tokens on."""
+        return self.logits.judge(got, *self._noise["logits"])
+
+    def judge_stages(self, given: Mapping[str, Array], recipe: Recipe | None = None) -> dict[str, Comparison]:
+        """Every given stage, each on the given values before it."""
+        expected, noise = self.stages(given), self._stage_noise(given, recipe)
+        return {name: expected[name].judge(value, *noise[name]) for name, value in given.items()}
 
     @cached_property
     def deviations(self) -> dict[str, Array]:
@@ -154,6 +178,6 @@ class Truth:
             lambda digits, arithmetic: oracle.gradients(*at, digits=digits, arithmetic=arithmetic), digits=DIGITS
         )
         return {
-            name: Exact.of(value).judge(gradients[name], units.unit(self.deviations[f"gradient.{name}"]))
+            name: Exact.of(value).judge(gradients[name], units.unit(self.deviations[f"gradient.{name}"]), ONE_ROUNDING)
             for name, value in true.items()
         }

@@ -96,8 +96,13 @@ def _agreed(coarse: Exact, fine: Exact, digits: int) -> Enclosure:
 
 
 def certify(
-    compute: Compute, *, relative: float = RELATIVE, absolute: float = SMALLEST, limit: int = LIMIT,
-    arithmetic: Precision | None = None, agreement: bool = False,
+    compute: Compute,
+    *,
+    relative: float = RELATIVE,
+    absolute: float = SMALLEST,
+    limit: int = LIMIT,
+    arithmetic: Precision | None = None,
+    agreement: bool = False,
 ) -> dict[str, Enclosure]:
     """Every value with a radius of at most `absolute`, or `relative` times the largest of its row (the last axis).
 
@@ -158,7 +163,12 @@ def _outcome(value: Any, middle: Any, radius: float, allowed: float) -> Outcome:
 
 
 def decide(
-    values: Mapping[str, Any], compute: Compute, allowed: Mapping[str, Any], *, digits: int = 30, limit: int = LIMIT,
+    values: Mapping[str, Any],
+    compute: Compute,
+    allowed: Mapping[str, Any],
+    *,
+    digits: int = 30,
+    limit: int = LIMIT,
     arithmetic: Precision | None = None,
 ) -> dict[str, Outcome]:
     """`compare` by name, with the digits doubled while one is undecided; what still is at the limit stays so."""
@@ -174,8 +184,14 @@ def decide(
 
 
 def forward(
-    config: Config, parameters: Parameters, tokens: Any, *, given: Parameters | None = None, head: Any = None,
-    keep: Collection[str] | None = None, **options: Any,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    *,
+    given: Parameters | None = None,
+    head: Any = None,
+    keep: Collection[str] | None = None,
+    **options: Any,
 ) -> dict[str, Enclosure]:
     """The stages of `oracle.forward`, or those that `keep` names."""
     _refuse_infinite(parameters, given or {}, {} if head is None else {"head": head})
@@ -201,8 +217,15 @@ def loss(
 
 
 def derivatives(
-    config: Config, parameters: Parameters, tokens: Any, targets: Any, directions: Iterable[Parameters], *,
-    role: Role = "both", agreement: bool = True, **options: Any,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    targets: Any,
+    directions: Iterable[Parameters],
+    *,
+    role: Role = "both",
+    agreement: bool = True,
+    **options: Any,
 ) -> list[Enclosure]:
     """Directional derivatives of the loss, never proven: a difference truncates what no radius covers (see `slopes`).
 
@@ -221,8 +244,15 @@ def derivatives(
 
 
 def stage(
-    config: Config, parameters: Parameters, name: str, inputs: Mapping[str, Any], rows: Sequence[tuple[int, ...]],
-    columns: Any = None, *, offset: int = 0, **options: Any,
+    config: Config,
+    parameters: Parameters,
+    name: str,
+    inputs: Mapping[str, Any],
+    rows: Sequence[tuple[int, ...]],
+    columns: Any = None,
+    *,
+    offset: int = 0,
+    **options: Any,
 ) -> Enclosure:
     """The sample of `sampled.stage`."""
 

@@ -58,7 +58,7 @@ def compare(got: Array, error: Array, unit: Array, freedom: float | None = None)
         ratio = np.where(error == 0, 0.0, np.abs(error) / unit)
         ratio = np.where(np.isnan(ratio) | ~np.isfinite(got), np.inf, ratio)
         spread = float(np.sqrt(np.mean(np.square(ratio)))) if ratio.size else 0.0
-        freedom = independent(got - error, freedom)
+        freedom = independent(got - error, unit, freedom)
     if not ratio.size:
         return Comparison(0.0, worst_allowed(1), 0.0, spread_allowed(1), (), 0.0, 0.0, 0.0, 0)
     index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
@@ -75,23 +75,23 @@ def compare(got: Array, error: Array, unit: Array, freedom: float | None = None)
     )
 
 
-def independent(truth: Array, freedom: float | None = None) -> float:
-    """How many elements err independently once equal rows count once; of each distinct row one, where nothing is said."""
-    distinct, rows = distinct_rows(truth), math.prod(truth.shape[:-1])
+def independent(truth: Array, unit: Array, freedom: float | None = None) -> float:
+    """How many elements err independently once rows that are alike count once; unsaid, one for each that is not."""
+    distinct, rows = distinct_rows(truth, unit), math.prod(truth.shape[:-1])
     return max(1.0, float(distinct if freedom is None else freedom * distinct / max(1, rows)))
 
 
-def distinct_rows(truth: Array) -> int:
-    """Rows of the last axis that are not equal to another: equal rows err alike, so they count once."""
+def distinct_rows(truth: Array, unit: Array) -> int:
+    """Rows of the last axis that differ by more than noise from the others: what is alike is rounded alike."""
     if truth.ndim == 0:
         return 1
     if not truth.size:
         return 0
     rows = truth.reshape(-1, truth.shape[-1])
-    largest = np.max(np.abs(rows), initial=0.0)
-    if not 0 < largest < np.inf:
+    step = max(1e-9 * np.max(np.abs(rows)), 2 * float(np.max(unit)))
+    if not 0 < step < np.inf:
         return 1
-    return len({row.tobytes() for row in np.round(rows / largest, 9) + 0.0})  # a zero has one sign
+    return len({row.tobytes() for row in np.round(rows / step) + 0.0})  # a zero has one sign
 
 
 @lru_cache(maxsize=4096)

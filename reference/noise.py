@@ -41,21 +41,25 @@ class Noise:
     generator: np.random.Generator
     runs: int = RUNS
     scale: float = 1.0
+    control: bool = False  # whether the first run is left without noise, so that equal rows can be told by it
     row_errors: dict[int, Array] = field(default_factory=dict)  # see `mix_vjp`
 
     def draw(self, shape: tuple[int, ...]) -> Array:
         """Independent standard errors for each run: `[runs, *shape]`."""
-        return self.generator.standard_normal((self.runs, *shape))
+        draws = self.generator.standard_normal((self.runs, *shape))
+        if self.control:
+            draws[0] = 0.0
+        return draws
 
-    def spread(self, value: Array, deviation: Array, rank: int, alike: Array | None = None) -> Array:
+    def spread(self, value: Array, deviation: Array, rank: int) -> Array:
         """`value` plus errors of the given standard deviation, one for each of its last `rank` axes' elements.
 
-        Rows that `alike` gives one number have one error: see `rows_alike`.
+        Rows that are equal are rounded alike, and have one error between them.
         """
         size = np.broadcast_shapes(value.shape[-rank:] if rank else (), deviation.shape[-rank:] if rank else ())
         draws = self.draw(size)
-        if alike is not None:
-            draws = draws.reshape(self.runs, -1, size[-1])[:, alike].reshape(draws.shape)
+        if rank > 2 and math.prod(size[:-1]) > 1 and value.shape[-1:] == size[-1:]:
+            draws = draws.reshape(self.runs, -1, size[-1])[:, rows_alike(value, rank)].reshape(draws.shape)
         noisy: Array = value + draws * deviation
         return noisy
 
@@ -63,23 +67,10 @@ class Noise:
         """Root mean square relative error of one rounding to that format, enlarged."""
         return RMS * form.unit * self.scale
 
-    def rows_alike(self, value: Array, form: Format) -> Array:
-        """For each row of `[B, T, n]` the first that is equal to it, or closer than the format can tell.
-
-        They are rounded alike, and a mean over them (attention is one) does not average that away.
-        """
-        rows = (value[0] if value.ndim > 3 else value).reshape(-1, value.shape[-1])
-        marks = rows @ np.exp(1j * np.arange(1.0, rows.shape[-1] + 1))  # two sums of each row, as one number
-        step = max(form.unit * self.scale, 1e-12) * max(float(np.max(np.abs(marks))), 1e-300)
-        _, first, group = np.unique(np.round(marks / step), return_index=True, return_inverse=True)
-        return np.asarray(first[group.ravel()])
-
-    def store(
-        self, value: Array, form: Format, rank: int, extra: Any = 0.0, roundings: int = 1, alike: Array | None = None
-    ) -> Array:
-        """A result with standard error `extra` from inside and `roundings` roundings to its format; underflow is one."""
+    def store(self, value: Array, form: Format, rank: int, extra: Any = 0.0, roundings: int = 1) -> Array:
+        """A result with standard error `extra` inside and `roundings` roundings to its format; underflow is one."""
         relative = np.abs(value) * (self.deviation(form) * math.sqrt(roundings))
-        return self.spread(value, np.hypot(np.hypot(relative, extra), form.tiny * self.scale), rank, alike)
+        return self.spread(value, np.hypot(np.hypot(relative, extra), form.tiny * self.scale), rank)
 
     def summed(self, total: Array, length: Array, count: int, form: Format) -> Array:
         """Standard error of a sum of `count` products with this total; `length` is the root of their sum of squares.
@@ -94,14 +85,25 @@ class Noise:
         return rounded
 
     def operands(self, a: Array, b: Array, held: Format, ranks: tuple[int, int]) -> Any:
-        """The error of `a @ b` where operands held finer are rounded first, each once for all products that it is in."""
+        """The error of `a @ b` where operands held finer are rounded first, each once for all its products."""
         form = self.recipe.products
         if form.bits >= held.bits:
             return 0.0
-        da, db = (each * self.draw(each.shape[-rank:]) for each, rank in zip((a, b), ranks, strict=True))
+        da, db = (self.spread(each, np.abs(each), rank) - each for each, rank in zip((a, b), ranks, strict=True))
         if ranks[1] < ranks[0]:
             db = db.reshape(self.runs, *[1] * (ranks[0] - ranks[1]), *db.shape[1:])
         return self.deviation(form) * (da @ b + a @ db)
+
+
+def rows_alike(value: Array, rank: int) -> Array:
+    """For each row of the last `rank` axes, those of the first run, the first row that is equal to it."""
+    rows = (value[0] if value.ndim > rank else value).reshape(-1, value.shape[-1])
+    marks = rows @ np.exp(1j * np.arange(1.0, rows.shape[-1] + 1))  # two sums of each row, as one number
+    largest = float(np.max(np.abs(marks)))
+    if not 1e-300 < largest < math.inf:
+        return np.zeros(len(rows), int) if largest <= 1e-300 else np.arange(len(rows))
+    _, first, group = np.unique(np.round(marks / largest, 12), return_index=True, return_inverse=True)
+    return np.asarray(first[group.ravel()])
 
 
 def length(x: Array, axis: int | tuple[int, ...] = -1) -> Array:

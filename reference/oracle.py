@@ -66,8 +66,14 @@ def _refuse_unknown(asked: Collection[str], names: Sequence[str]) -> None:
 
 
 def stream(
-    config: Config, parameters: Parameters, tokens: Any, *, digits: int = 50, given: Parameters | None = None,
-    head: Any = None, arithmetic: Precision = multiprecision,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    *,
+    digits: int = 50,
+    given: Parameters | None = None,
+    head: Any = None,
+    arithmetic: Precision = multiprecision,
 ) -> Iterator[tuple[str, Exact]]:
     """Names and values of the stages as `forward` has them, with no more than half a block in memory at a time."""
     a, noted = arithmetic(digits), dict[str, Exact]()
@@ -82,8 +88,15 @@ def stream(
 
 
 def forward(
-    config: Config, parameters: Parameters, tokens: Any, *, digits: int = 50, given: Parameters | None = None,
-    head: Any = None, keep: Collection[str] | None = None, arithmetic: Precision = multiprecision,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    *,
+    digits: int = 50,
+    given: Parameters | None = None,
+    head: Any = None,
+    keep: Collection[str] | None = None,
+    arithmetic: Precision = multiprecision,
 ) -> dict[str, Exact]:
     """Every stage for tokens `[B, T]`, in forward order, or those that `keep` names.
 
@@ -96,7 +109,12 @@ def forward(
 
 
 def logits(
-    config: Config, parameters: Parameters, tokens: Any, *, digits: int = 50, head: Any = None,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    *,
+    digits: int = 50,
+    head: Any = None,
     arithmetic: Precision = multiprecision,
 ) -> Exact:
     """Logits `[B, T, V]` for tokens `[B, T]`."""
@@ -105,7 +123,13 @@ def logits(
 
 
 def loss(
-    config: Config, parameters: Parameters, tokens: Any, targets: Any, *, digits: int = 50, head: Any = None,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    targets: Any,
+    *,
+    digits: int = 50,
+    head: Any = None,
     arithmetic: Precision = multiprecision,
 ) -> Any:
     """Mean negative log likelihood of targets `[B, T]`, in nats."""
@@ -120,8 +144,14 @@ def loss_of_logits(logits: Any, targets: Any, *, digits: int = 50, arithmetic: P
 
 
 def block(
-    config: Config, parameters_of_block: Parameters, x: Any, *, offset: int = 0, digits: int = 50,
-    given: Parameters | None = None, arithmetic: Precision = multiprecision,
+    config: Config,
+    parameters_of_block: Parameters,
+    x: Any,
+    *,
+    offset: int = 0,
+    digits: int = 50,
+    given: Parameters | None = None,
+    arithmetic: Precision = multiprecision,
 ) -> dict[str, Exact]:
     """The stages of one block on `x [B, T, d]`, `attention_norm` to `output`; positions start at `offset`."""
     stages = dict[str, Exact]()

@@ -52,11 +52,10 @@ def _norm_errors(noise: Noise, form: Format, x: Array, epsilon: float) -> Array:
 
 def rms_norm(noise: Noise, at: Place, y: Array, x: Array, _gain: Array, epsilon: float) -> Array:
     """One error for each row's inverse root; then the input cast, the scaling and the gain, each rounded."""
-    alike = noise.rows_alike(x, at.stored)
-    one = np.ones((*x.shape[-3:-1], 1))
-    row = noise.spread(one, _norm_errors(noise, at.inner, x, epsilon), 3, alike)
+    root = plain.inverse_root(x, epsilon)
+    row = noise.spread(root, _norm_errors(noise, at.inner, x, epsilon) * root, 3) / root
     cast = noise.deviation(at.inner) * np.sqrt(2.0) * np.abs(y)
-    return noise.store(y * row, at.stored, 3, cast, 2, alike)
+    return noise.store(y * row, at.stored, 3, cast, roundings=2)
 
 
 def rms_norm_vjp(
@@ -69,7 +68,7 @@ def rms_norm_vjp(
     terms = dn * n
     mean = np.mean(terms, axis=-1, keepdims=True)
     row = noise.spread(mean, noise.summed(mean * width, length(terms), width, at.inner) / width, 3) - mean
-    root = 1.0 + noise.draw((*x.shape[-3:-1], 1)) * _norm_errors(noise, at.inner, x, epsilon)
+    root = noise.spread(r, _norm_errors(noise, at.inner, x, epsilon) * r, 3) / r
     inside = noise.deviation(at.inner) * 2.0 * r * np.hypot(dn, n * mean)
     tiny = at.gradient.tiny * noise.scale
     stored = r * np.hypot(noise.deviation(at.gradient) * dn, tiny)  # eager code stores `dn` before it goes on
@@ -85,8 +84,7 @@ def linear(noise: Noise, at: Place, y: Array, x: Array, weight: Array) -> Array:
     """A product of `in` terms for each element."""
     inner = noise.summed(y, product_length(x, weight), x.shape[-1], at.inner)
     rounded = y + noise.operands(x, weight, at.stored, (3, 2))
-    heads = at.stage.endswith("/flat")  # what attention takes a mean over
-    return noise.store(rounded, at.stored, 3, inner, alike=noise.rows_alike(y, at.stored) if heads else None)
+    return noise.store(rounded, at.stored, 3, inner)
 
 
 def linear_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array, weight: Array) -> Gradients:
@@ -109,7 +107,7 @@ def project_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, y: Array, 
 def rotary(noise: Noise, at: Place, table: Array, positions: Array, width: int, base: float) -> Array:
     """One table for all heads and rows: frequency, angle, cosine and sine are each rounded.
 
-    A frequency is a power, right to `u` times the size of its logarithm. Angle errors turn `(cos, sin)` at right angles.
+    A frequency is a power, right to `u` times the size of its logarithm. An angle's error turns `(cos, sin)` sideways.
     """
     angle = plain.angles(positions, width, base)
     form = noise.recipe.tables
@@ -197,13 +195,14 @@ def mix_vjp(noise: Noise, at: Place, exact: Gradients, do: Array, o: Array, weig
 
     Blocked kernels form the softmax pullback's row sum as `do . o` instead of `sum(p dp)`: its error is kept for
     `softmax_vjp`, which cannot know the output. It has that of the output, which was computed and stored on its own,
-    and it lacks that of `dp`, which would cancel in the other form.
+    and it lacks those of `dp` and of the weights, which would cancel in the other form.
     """
     dp, dv = exact
     width, across, along = o.shape[-1], value.swapaxes(-1, -2), weights.swapaxes(-1, -2)
     inner = noise.summed(np.sum(do * o, axis=-1, keepdims=True), length(do * o), width, at.inner)
     output = _product_error(noise, o, weights, value, at.stored, at.inner)
-    lacking = _product_error(noise, dp, do, across, at.gradient, at.inner)
+    again = noise.deviation(noise.recipe.stored("attention.weights")) * dp  # weights that the output had, rounded apart
+    lacking = np.hypot(_product_error(noise, dp, do, across, at.gradient, at.inner), again)
     noise.row_errors[id(weights)] = np.hypot(np.hypot(inner, length(do * output)), length(weights * lacking))
     dp_error = noise.summed(dp, product_length(do, across), width, at.inner)
     dv_error = noise.summed(dv, product_length(along, do), weights.shape[-1], at.inner)

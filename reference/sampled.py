@@ -87,8 +87,14 @@ _WITHIN_BLOCK = {
 
 
 def operands(
-    config: Config, parameters: Mapping[str, Any], name: str, inputs: Mapping[str, Any], row: Row, columns: Any = None,
-    *, offset: int = 0,
+    config: Config,
+    parameters: Mapping[str, Any],
+    name: str,
+    inputs: Mapping[str, Any],
+    row: Row,
+    columns: Any = None,
+    *,
+    offset: int = 0,
 ) -> Operands:
     """The operation and the slices that give one row; `inputs` holds at least the stages of `inputs_of`."""
     kind, at = suffix(name), name.removesuffix(suffix(name))
@@ -135,8 +141,16 @@ def _weights_row(q: Any, k: Any, row: Row, columns: Any) -> Operands:
 
 
 def stage(
-    config: Config, parameters: Mapping[str, Any], name: str, inputs: Mapping[str, Any], rows: Sequence[Row],
-    columns: Any = None, *, offset: int = 0, digits: int = 50, arithmetic: Precision = multiprecision,
+    config: Config,
+    parameters: Mapping[str, Any],
+    name: str,
+    inputs: Mapping[str, Any],
+    rows: Sequence[Row],
+    columns: Any = None,
+    *,
+    offset: int = 0,
+    digits: int = 50,
+    arithmetic: Precision = multiprecision,
 ) -> Exact:
     """The chosen columns of the chosen rows: `[rows, columns]`; without columns, whole rows.
 

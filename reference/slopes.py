@@ -46,8 +46,15 @@ def _rounded(arithmetic: Precision, digits: int, values: Iterable[Any]) -> list[
 
 
 def derivatives(
-    config: Config, parameters: Parameters, tokens: Any, targets: Any, directions: Iterable[Parameters], *,
-    digits: int = 50, role: Role = "both", arithmetic: Precision = multiprecision,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    targets: Any,
+    directions: Iterable[Parameters],
+    *,
+    digits: int = 50,
+    role: Role = "both",
+    arithmetic: Precision = multiprecision,
 ) -> list[Any]:
     """Directional derivatives of the loss, one per direction (parameter names to arrays; what is missing stands still).
 
@@ -96,8 +103,15 @@ def _moved(a: Arithmetic, x: Any, direction: Any, t: Any) -> Exact:
 
 
 def derivative(
-    config: Config, parameters: Parameters, tokens: Any, targets: Any, direction: Parameters, *,
-    digits: int = 50, role: Role = "both", arithmetic: Precision = multiprecision,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    targets: Any,
+    direction: Parameters,
+    *,
+    digits: int = 50,
+    role: Role = "both",
+    arithmetic: Precision = multiprecision,
 ) -> Any:
     """Directional derivative of the loss; see `derivatives`."""
     at = config, parameters, tokens, targets
@@ -105,7 +119,12 @@ def derivative(
 
 
 def gradients(
-    config: Config, parameters: Parameters, tokens: Any, targets: Any, *, digits: int = 30,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    targets: Any,
+    *,
+    digits: int = 30,
     arithmetic: Precision = multiprecision,
 ) -> dict[str, Exact]:
     """Gradient of the loss for every parameter, in canonical order: one difference per scalar, so for small models."""
@@ -117,7 +136,12 @@ def gradients(
 
 
 def role_gradients(
-    config: Config, parameters: Parameters, tokens: Any, targets: Any, *, digits: int = 30,
+    config: Config,
+    parameters: Parameters,
+    tokens: Any,
+    targets: Any,
+    *,
+    digits: int = 30,
     arithmetic: Precision = multiprecision,
 ) -> tuple[Exact, Exact]:
     """Gradients `[V, d]` of the table as lookup and as head; their sum is its gradient."""

@@ -19,12 +19,11 @@ LOOKUP, HEAD = "gradient.lookup", "gradient.head"
 
 def deviations(compute: Callable[[Operations], Values], recipe: Recipe, seed: int, runs: int = RUNS) -> Values:
     """What the noise does to each named value: `[runs, *shape]`, at the size of the declared roundings."""
-    noise = Noise(recipe, np.random.default_rng(seed), runs, injection_scale(recipe))
+    noise = Noise(recipe, np.random.default_rng(seed), runs + 1, injection_scale(recipe), control=True)
     exact, moved = compute(OPERATIONS), compute(noisy(noise, OPERATIONS))
     with np.errstate(invalid="ignore"):
-        return {
-            name: np.broadcast_to(moved[name] - exact[name], (runs, *exact[name].shape)) / noise.scale for name in exact
-        }
+        found = {name: np.broadcast_to(moved[name] - exact[name], (runs + 1, *exact[name].shape)) for name in exact}
+        return {name: deviation[1:] / noise.scale for name, deviation in found.items()}
 
 
 def unit(deviation: Array) -> Array:
@@ -56,6 +55,12 @@ def freedom(deviation: Array, unit: Array) -> float:
     own, runs = np.diagonal(products), len(products)
     pairs = (np.sum(np.square(products)) - np.sum(np.square(own))) / (runs * (runs - 1))
     return float(np.clip(np.square(np.mean(own)) / pairs, 1.0, ratio.shape[-1])) if pairs > 0 else 1.0
+
+
+def noise(deviation: Array) -> tuple[Array, float]:
+    """The units of some deviations, and how many of the elements err independently."""
+    found = unit(deviation)
+    return found, freedom(deviation, found)
 
 
 def anchored(operations: Operations, given: Mapping[str, Array], seen: Values) -> Operations:

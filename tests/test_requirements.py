@@ -22,6 +22,7 @@ FAMILIES = {  # family -> how its identifiers begin; precision is judged through
     "configuration": "CFG", "parameters": "WGT", "initialization": "INI", "shapes": "SHP", "values": "VAL",
     "causality": "CAU", "batch": "BAT", "attention": "ATT", "residual order": "RES", "tying": "TIE", "loss": "LOS",
     "gradients": "GRA", "errors": "INP", "determinism": "DET", "operations": "OPN",
+    "real size": "BIG",
 }  # fmt: skip
 
 
