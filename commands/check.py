@@ -106,7 +106,8 @@ def _next(report: Report, group: Group, name: str) -> str:
     if group.case is None or run.only or run.cases or group.diagnosis is None:
         return ""
     requirement = group.shown["requirements"][0]
-    path = CASES / f"{requirement}-{zlib.crc32(run.subject.name.encode()):08x}.json"
+    identity = f"{run.subject.name} {run.subject.recipe.declared} {group.case.describe()}"
+    path = CASES / f"{requirement}-{zlib.crc32(identity.encode()):08x}.json"
     try:
         replay.write(path, run.truth(group.case), [requirement], run.subject.recipe.declared)
     except OSError:  # a folder that cannot be written to

@@ -49,6 +49,8 @@ def run(arguments: Sequence[str]) -> int:
         subject = make_run(options.implementation, precision=options.precision)
         other = make_run(options.against) if options.against else None
         case = replay.read(options.case) if options.case else None
+        first = case or subject.fixed[0]
+        subject.model(first).logits(subject.truth(first).batch[0])  # what cannot be called cannot be explained
         case, found = (case, diagnosis(subject, case)) if case else first_wrong(subject)
         beside = diagnosis(other, case) if other else None
     except (LoadError, DeclarationError, replay.ReplayError, Finding, OSError) as reason:

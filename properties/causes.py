@@ -92,6 +92,12 @@ def _merged(found: list[Group]) -> list[Group]:
     values = next((group for group in found if group.title == "values"), None)
     if values is None or not any("VAL-1" in record["requirements"] for record in values.records):
         return found
+    for group in [g for g in found if g.title == "state"]:  # a second model is wrong as the first one is
+        beside = [record for record in group.records if "DET-4" in record["requirements"]]
+        values.records += beside
+        group.records = [record for record in group.records if record not in beside]
+        if not group.records:
+            found.remove(group)
     for group in [g for g in found if g.title in ("loss and gradients", "live parameters")]:
         values.records += group.records
         found.remove(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from decoderspec.properties.cases import Case
+from decoderspec.properties.loading import LoadError
 from decoderspec.properties.observed import explained, observed_bits, observed_recipe
 from decoderspec.properties.properties import all_properties
 from decoderspec.properties.report import Report
@@ -39,9 +41,9 @@ class Collector:
                 self.records.append(value)
                 self._progress(value)
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Know how many are to come."""
-        self.expected = sum(hasattr(getattr(item, "function", None), "property") for item in items)
+        self.expected = sum(hasattr(getattr(item, "function", None), "property") for item in session.items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that cannot be collected is a problem of ours."""
@@ -67,6 +69,8 @@ def check(
     """Check what is named and report. Raises `LoadError` or `DeclarationError` before anything is run."""
     options: dict[str, Any] = {"profile": profile, "seed": seed, "precision": precision, "claims": claims}
     run = operation_run(name, operation, **options) if operation else make_run(name, **options)
+    if workers and importlib.util.find_spec("xdist") is None:
+        raise LoadError("several workers need pytest-xdist: pip install 'decoderspec[parallel]'")
     run.cases = tuple(cases)
     start = time.perf_counter()
     collector = Collector(progress)

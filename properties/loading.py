@@ -72,6 +72,8 @@ def implementation(found: Any, name: str) -> Any:
         return found
     if _is_logits_function(found):
         return FunctionImplementation(found)
+    if inspect.isfunction(found) and (missing := _required(found)):
+        raise LoadError(f"a plain function takes (config, parameters, tokens); {name} takes {missing}")
     if not callable(found):
         raise LoadError(f"{name} is {type(found).__name__}, which has no build(config, parameters); allowed: {FORMS}")
     try:
@@ -85,6 +87,12 @@ def implementation(found: Any, name: str) -> Any:
     if not hasattr(made, "build"):
         raise LoadError(f"{name}() gave {type(made).__name__}, which has no build(config, parameters)")
     return made
+
+
+def _required(function: Any) -> int:
+    """How many arguments a function cannot do without; a factory has none."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def _is_logits_function(found: Any) -> bool:

@@ -115,6 +115,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if made["status"] in ("skip", "not_judged"):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, f"Skipped: {made['reason']}")
+    elif made["status"] == "fail" and run is not None and not run.claims(found.requirements):
+        report.outcome = "skipped"
+        report.wasxfail = f"not claimed: {made['reason']}"
     elif made["status"] == "fail":
         report.longrepr = "\n".join(f"{key}: {made[key]}" for key in ("requirements", "reason", "case") if made[key])
     return report

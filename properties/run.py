@@ -20,6 +20,7 @@ from decoderspec.properties.truth import Truth
 from decoderspec.reference.limits import Comparison
 from decoderspec.spec.config import Config
 from decoderspec.spec.protocol import CAPABILITIES
+from decoderspec.spec.requirements import requirements
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,11 @@ class Run:
             return frozenset()
         model = self.model(self.fixed[0])
         return frozenset(name for name in CAPABILITIES if model.has(name))
+
+    def claims(self, names: tuple[str, ...]) -> bool:
+        """Whether any of these requirements belongs to a contract that is claimed, as all are where nothing is said."""
+        claimed = self.subject.claims
+        return claimed is None or any(requirements()[name].contract in claimed for name in names)
 
     def need(self, capability: str) -> None:
         """Raise `Absent` unless the models have the capability."""

@@ -91,9 +91,9 @@ class Subject:
 
 
 def _with_logits(what: str, made: Any) -> Any:
-    """What was built, which must at least have `logits`."""
-    if not offers(made, "logits"):
-        raise Finding(f"{what} returned {type(made).__name__}, which has no method logits", what)
+    """What was built, which must be a model of some kind."""
+    if not any(offers(made, method) for method in ("logits", *CAPABILITIES)):
+        raise Finding(f"{what} returned {type(made).__name__}, which has no method logits(tokens)", what)
     return made
 
 
@@ -111,6 +111,8 @@ class SubjectModel:
 
     def logits(self, tokens: Array) -> Array:
         """`[B, T, V]`; a wrong shape is a finding."""
+        if not self.has("logits"):
+            raise Finding(f"the model is a {type(self.model).__name__} without a method logits(tokens)", "logits")
         value = self._read("logits", called("logits", self.model.logits, fresh(tokens)))
         expected = (*tokens.shape, self.config.vocabulary_size)
         if value.shape != expected:

@@ -140,6 +140,8 @@ def _title(group: Group) -> str:
         return str(group.title)
     causes = group.diagnosis.causes
     first = group.diagnosis.first_wrong_stage
+    if first and len(group.diagnosis.stages) < 2:
+        return f"{first} are wrong (stages() would place it)" if not causes else f"{first}: like {causes[0].fault}"
     if first:
         return f"{first} is the first stage that is wrong"
     return (
@@ -224,5 +226,6 @@ def _verdict(report: Report) -> str:
     decided = [name for name, verdict in report.contracts().items() if report.decides(name) and verdict != "absent"]
     if not decided:
         return "nothing is claimed or required, so there is no verdict"
-    word = "conforms" if report.conforms else "does not conform"
+    fails = [name for name, verdict in report.contracts().items() if verdict == "fails"]
+    word = "conforms" if report.conforms else f"does not conform: {', '.join(fails) or 'nothing'} fails, of"
     return f"{report.run.subject.name} {word} ({', '.join(decided)}) in {report.extras['seconds']['total']:.0f} s"

@@ -39,8 +39,11 @@ def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
     tokens, targets = run.truth(case).batch
     model, why = run.model(case), "a result that was returned earlier was overwritten"
     calls = {"logits": (tokens,), "stages": (tokens,), "gradients": (tokens, targets)}
-    kept = {name: model.raw(name, *given) for name, given in calls.items() if model.has(name)}
-    before = {name: model.read(name, value) for name, value in kept.items()}
+    kept, before = {}, {}
+    for name, given in calls.items():
+        if model.has(name):
+            kept[name] = model.raw(name, *given)
+            before[name] = model.read(name, kept[name])
     for name in kept:
         model.raw(name, other_ids(case, tokens), *calls[name][1:])
     for name, value in kept.items():

@@ -67,7 +67,7 @@ def test_a_right_implementation_exits_0_and_its_report_has_the_documented_keys(c
 def test_a_wrong_implementation_exits_1_and_its_case_is_saved_and_explained(capsys):
     assert check("Wrong", "--json", "report.json") == FAILS
     printed = capsys.readouterr().out
-    assert "wrong does not conform (forward)" in printed
+    assert "wrong does not conform: forward fails, of (forward)" in printed
     assert requirements()["VAL-1"].sentence[:40] in printed
     assert "Traceback" not in printed
     report = json.loads(Path("report.json").read_text(encoding="utf-8"))

@@ -106,7 +106,7 @@ def test_a_fault_that_the_suite_cannot_judge_has_survived(monkeypatch):
 
 def test_every_requirement_of_a_model_has_a_fault_and_a_property():
     killing = {found.name for fault in BANK for found in declared(fault)}
-    assert killing == {found.name for found in properties()}
+    assert killing == {found.name for found in properties() if found.requirements != ("BIG-1",)}  # thorough only
     covered = {requirement for found in properties() for requirement in found.requirements}
     assert {name for name in requirements() if not name.startswith("OPN")} <= covered
 

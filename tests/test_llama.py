@@ -1,4 +1,4 @@
-"""Hugging Face's Llama, which nobody here wrote: what it is declared as decides the verdict, and the suite says what it is."""
+"""Hugging Face's Llama, which nobody here wrote: its declaration decides the verdict, and the suite says what it is."""
 
 import json
 

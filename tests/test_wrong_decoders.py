@@ -1,4 +1,4 @@
-"""Wrong decoders, each made from the PyTorch example by changing one line: every one fails, and the message points at its stage."""
+"""Wrong decoders, each the PyTorch example with one line changed: all fail, and the message points at the stage."""
 
 from pathlib import Path
 
@@ -9,10 +9,11 @@ pytest.importorskip("torch", reason="the wrong decoders are variants of the PyTo
 from decoderspec.commands.main import main
 
 EXAMPLE = (Path(__file__).parent.parent / "examples" / "plain_torch.py").read_text(encoding="utf-8")
-LOSS = "import decoderspec.adapters.torch_module as shared\nshared._nll = lambda logits, targets: {}\n\n\nclass PlainTorch:"
-SUMMED = (
-    "torch.nn.functional.cross_entropy(logits.flatten(0, -2), torch.as_tensor(targets).flatten(), reduction='sum')"
+LOSS = (
+    "from decoderspec.adapters import torch_module\n"
+    "torch_module._nll = lambda logits, targets: {}\n\n\nclass PlainTorch:"
 )
+SUMMED = "torch.nn.functional.cross_entropy(logits.flatten(0, -2), torch.as_tensor(targets).flatten(), reduction='sum')"
 WRONG = {  # what is changed, what it becomes, what the report must say
     "half-split rotation, undeclared": (
         "a, b = x[..., ::2], x[..., 1::2]\n"

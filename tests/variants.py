@@ -1,4 +1,4 @@
-"""Correct decoders that round differently: the suite must not fail them. Written apart from the reference, on purpose."""
+"""Correct decoders that round differently: the suite must not fail them. Written apart from the reference."""
 
 import numpy as np
 
