@@ -16,7 +16,7 @@ from decoderspec.properties.causes import Group, groups
 from decoderspec.properties.check import check
 from decoderspec.properties.loading import LoadError
 from decoderspec.properties.report import Report
-from decoderspec.properties.session import names
+from decoderspec.properties.subject import read_claims
 from decoderspec.properties.summary import grades, render
 from decoderspec.properties.xfails import XfailError, read_xfails
 from decoderspec.spec.precision import DeclarationError
@@ -124,10 +124,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _checked(name: str, options: argparse.Namespace, further: Sequence[str]) -> Report:
-    required = names(options.require)
-    for contract in required:
-        if contract not in CONTRACTS:
-            raise DeclarationError(f"there is no contract {contract!r}; allowed: {', '.join(CONTRACTS)}")
+    required = read_claims(options.require)
     with Progress() as progress:
         return check(
             name,

@@ -1,7 +1,6 @@
 """All properties in the order in which they run."""
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from decoderspec.properties.plugin import ORDER
@@ -15,6 +14,3 @@ def all_properties() -> list[Any]:
         module = importlib.import_module(f"decoderspec.properties.{name}")
         tests += [value for value in vars(module).values() if isinstance(getattr(value, "property", None), Property)]
     return tests
-
-
-Test = Callable[..., None]

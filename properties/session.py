@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,10 +103,3 @@ def name_of(subject: Any) -> str:
         return ""
     path = getattr(sys.modules.get(module), "__file__", "") or ""
     return f"{os.path.abspath(path)}:{qualified}" if path else f"{module}:{qualified}"
-
-
-def names(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """A comma-separated word or a sequence as a tuple."""
-    if value is None:
-        return ()
-    return tuple(part.strip() for part in (value.split(",") if isinstance(value, str) else value) if part.strip())

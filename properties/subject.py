@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, arrays, draw_parameters, round_to
+from decoderspec.properties.cases import Array, Case, draw_parameters, round_to
 from decoderspec.properties.findings import Absent, Finding, user_frames
 from decoderspec.spec.arrays import ArrayError, to_numpy
 from decoderspec.spec.config import Config
@@ -304,8 +304,3 @@ def _mapping_declared(what: str, declared: Any) -> dict[str, Any]:
     if declared is not None and not isinstance(declared, Mapping):
         raise DeclarationError(f"{what} must be a mapping, got {declared!r}")
     return dict(declared or {})
-
-
-def batch(case: Case) -> tuple[Array, Array]:
-    """Token and target ids of a case."""
-    return arrays(case)

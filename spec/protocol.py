@@ -1,6 +1,6 @@
 """What is under test: the protocol an implementation speaks, and its optional capabilities."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -33,7 +33,3 @@ class Implementation(Protocol):
 
     def build(self, config: Config, parameters: Mapping[str, NDArray[Any]]) -> Model:
         """A model with these parameters: float64 arrays under canonical names (or the declared layout's)."""
-
-
-Precision = str | Mapping[str, str]
-Claims = Sequence[str]
