@@ -24,6 +24,10 @@ from decoderspec.spec.stages import suffix
 RMS = math.sqrt((1 - 2.0**-2) / (2 * math.log(2)) / 3)  # 0.425
 RUNS = 16
 FINEST_INJECTED = 2.0**-40  # finer noise would drown in the float64 arithmetic that carries it
+EQUAL = 2.0**-46  # relative: sums of the same terms differ by float64's last bits where a product is computed in tiles
+ALIKE = 2.0**-22  # the same where the terms have cancelled: of float32's rounding of them
+DRAWN_BITS = 12  # so many errors are drawn for each run, as a power of two; values are dealt out among them
+MIX = 0x9E3779B97F4A7C15  # odd, 2^64 over the golden ratio: its products' high bits are spread evenly (Knuth 1973, 6.4)
 COARSEST_INJECTED = 2.0**-10  # coarser noise than declared would leave the linear regime
 
 
@@ -35,42 +39,67 @@ def injection_scale(recipe: Recipe) -> float:
 
 @dataclass
 class Noise:
-    """One set of runs: the recipe, the generator, and how much the noise is enlarged."""
+    """One set of runs: the recipe, the generator, and how much the noise is enlarged.
+
+    A rounding is a function of what is rounded: rows that are equal are rounded alike, and a sum over them averages
+    nothing away. Values that are only nearly equal are rounded alike as well, or fall to two sides of a tie, a whole
+    spacing apart: half the variance of their errors is in common.
+    """
 
     recipe: Recipe
     generator: np.random.Generator
     runs: int = RUNS
     scale: float = 1.0
-    control: bool = False  # whether the first run is left without noise, so that equal rows can be told by it
     row_errors: dict[int, Array] = field(default_factory=dict)  # see `mix_vjp`
+    _calls: int = 0
+
+    def __post_init__(self) -> None:
+        self._drawn = [self.draw((1 << DRAWN_BITS,)).ravel() * math.sqrt(0.5) for _ in range(2)]
 
     def draw(self, shape: tuple[int, ...]) -> Array:
         """Independent standard errors for each run: `[runs, *shape]`."""
-        draws = self.generator.standard_normal((self.runs, *shape))
-        if self.control:
-            draws[0] = 0.0
-        return draws
+        return self.generator.standard_normal((self.runs, *shape))
 
-    def spread(self, value: Array, deviation: Array, rank: int) -> Array:
-        """`value` plus errors of the given standard deviation, one for each of its last `rank` axes' elements.
+    def errors(self, value: Array, deviation: Array, rank: int, apart: bool = False) -> Array:
+        """Standard errors `[runs, ..]` as a function of the value, whose last `rank` axes are those of one run.
 
-        Rows that are equal are rounded alike, and have one error between them.
+        Nearly equal is what agrees to within the power of two below the standard deviation, a quarter to an eighth of
+        a format's spacing; equal is what agrees to `EQUAL` of the value or `ALIKE` of the deviation. A value, its
+        negative and its double have the same error, as in rounding. `apart`: but not those of different columns, whose
+        weights differ.
         """
-        size = np.broadcast_shapes(value.shape[-rank:] if rank else (), deviation.shape[-rank:] if rank else ())
-        draws = self.draw(size)
-        if rank > 2 and math.prod(size[:-1]) > 1 and value.shape[-1:] == size[-1:]:
-            draws = draws.reshape(self.runs, -1, size[-1])[:, rows_alike(value, rank)].reshape(draws.shape)
-        noisy: Array = value + draws * deviation
+        size = np.abs(value, dtype=np.float64)
+        self._calls += 1
+        found = self._look_up(0, _cells(size, deviation), rank, apart)
+        found = found + self._look_up(1, _cells(size, np.maximum(size * EQUAL, deviation * ALIKE)), rank, apart)
+        drawn: Array = np.copysign(found, found * value)
+        return drawn
+
+    def _look_up(self, half: int, key: Array, rank: int, apart: bool) -> Array:
+        """The errors drawn under a key `[.., *shape]`, for each run its own."""
+        key = key + np.uint64(self._calls * MIX % 2**64)
+        if apart:
+            key = key + np.arange(key.shape[-1], dtype=np.uint64) * np.uint64(MIX // 3)
+        place = (key * np.uint64(MIX) >> np.uint64(64 - DRAWN_BITS)).astype(np.intp)
+        runs = np.arange(self.runs).reshape(-1, *[1] * rank) << DRAWN_BITS
+        found: Array = self._drawn[half][place + runs]
+        return found
+
+    def spread(self, value: Array, deviation: Array, rank: int, apart: bool = False) -> Array:
+        """`value` plus errors of the given standard deviation."""
+        noisy: Array = value + self.errors(value, deviation, rank, apart) * deviation
         return noisy
 
     def deviation(self, form: Format) -> float:
         """Root mean square relative error of one rounding to that format, enlarged."""
         return RMS * form.unit * self.scale
 
-    def store(self, value: Array, form: Format, rank: int, extra: Any = 0.0, roundings: int = 1) -> Array:
+    def store(self, value: Array, form: Format, rank: int, extra: Any = None, roundings: int = 1) -> Array:
         """A result with standard error `extra` inside and `roundings` roundings to its format; underflow is one."""
+        if extra is not None:
+            value = self.spread(value, extra, rank, apart=rank > 0)
         relative = np.abs(value) * (self.deviation(form) * math.sqrt(roundings))
-        return self.spread(value, np.hypot(np.hypot(relative, extra), form.tiny * self.scale), rank)
+        return self.spread(value, np.hypot(relative, form.tiny * self.scale), rank)
 
     def summed(self, total: Array, length: Array, count: int, form: Format) -> Array:
         """Standard error of a sum of `count` products with this total; `length` is the root of their sum of squares.
@@ -89,21 +118,18 @@ class Noise:
         form = self.recipe.products
         if form.bits >= held.bits:
             return 0.0
-        da, db = (self.spread(each, np.abs(each), rank) - each for each, rank in zip((a, b), ranks, strict=True))
+        sizes = [self.deviation(form) * np.abs(each) for each in (a, b)]
+        da, db = (self.errors(x, size, rank) * size for x, size, rank in zip((a, b), sizes, ranks, strict=True))
         if ranks[1] < ranks[0]:
             db = db.reshape(self.runs, *[1] * (ranks[0] - ranks[1]), *db.shape[1:])
-        return self.deviation(form) * (da @ b + a @ db)
+        return da @ b + a @ db
 
 
-def rows_alike(value: Array, rank: int) -> Array:
-    """For each row of the last `rank` axes, those of the first run, the first row that is equal to it."""
-    rows = (value[0] if value.ndim > rank else value).reshape(-1, value.shape[-1])
-    marks = rows @ np.exp(1j * np.arange(1.0, rows.shape[-1] + 1))  # two sums of each row, as one number
-    largest = float(np.max(np.abs(marks)))
-    if not 1e-300 < largest < math.inf:
-        return np.zeros(len(rows), int) if largest <= 1e-300 else np.arange(len(rows))
-    _, first, group = np.unique(np.round(marks / largest, 12), return_index=True, return_inverse=True)
-    return np.asarray(first[group.ravel()])
+def _cells(size: Array, width: Array) -> Array:
+    """Which of the cells between here and 0 each value lies in; their width is the power of two below the one given."""
+    power = (np.maximum(width, 1e-300, dtype=np.float64).view(np.int64) & np.int64(0x7FF << 52)).view(np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.rint(size / power).view(np.uint64))
 
 
 def length(x: Array, axis: int | tuple[int, ...] = -1) -> Array:

@@ -31,7 +31,7 @@ def embed_vjp(
     count = int(np.bincount(tokens.ravel()).max())
     total, largest = exact[0], max(float(np.max(np.abs(dx))), 1e-300)
     uses = np.sqrt(plain.embed_vjp(np.square(dx / largest), _x, table, tokens)[0]) * largest
-    inner = noise.summed(total, uses, count, at.gradient) if count > 1 else 0.0
+    inner = noise.summed(total, uses, count, at.gradient) if count > 1 else None
     return noise.store(total, at.gradient, 2, inner), None
 
 
@@ -169,10 +169,10 @@ def _exponential_errors(s: Array) -> Array:
 def softmax(noise: Noise, at: Place, p: Array, s: Array) -> Array:
     """Each exponential on its own, the sum once per row."""
     count, unit = s.shape[-1], noise.deviation(at.inner)
-    each = p * (1.0 + noise.draw(s.shape[-4:]) * unit * _exponential_errors(s))
+    each = noise.spread(p, p * unit * _exponential_errors(s), 4, apart=True)
     share = np.sum(np.square(p), axis=-1, keepdims=True)
     row = unit * np.sqrt((count + 1) * (share + 2) / 3 + 3)
-    summed = each * (1.0 + noise.draw((*s.shape[-4:-1], 1)) * row) / np.sum(each, axis=-1, keepdims=True)
+    summed = each * (1.0 + noise.errors(share, row, 4) * row) / np.sum(each, axis=-1, keepdims=True)
     return np.where(p > 0, noise.store(summed, at.stored, 4, unit * p), 0.0)
 
 
@@ -216,7 +216,7 @@ def softmax_vjp(noise: Noise, at: Place, exact: Gradients, dp: Array, p: Array, 
     ds = exact[0]
     total = np.sum(p * dp, axis=-1, keepdims=True)
     row_error = np.hypot(noise.summed(total, length(p * dp), s.shape[-1], at.inner), noise.row_errors.pop(id(p), 0.0))
-    row = noise.draw((*s.shape[-4:-1], 1)) * row_error
+    row = noise.errors(total, row_error, 4) * row_error
     again = noise.deviation(at.inner) * np.hypot(np.abs(ds) * _exponential_errors(s), p * np.hypot(dp, total))
     return (noise.store(ds - p * row, at.gradient, 4, again),)
 

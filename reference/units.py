@@ -19,11 +19,11 @@ LOOKUP, HEAD = "gradient.lookup", "gradient.head"
 
 def deviations(compute: Callable[[Operations], Values], recipe: Recipe, seed: int, runs: int = RUNS) -> Values:
     """What the noise does to each named value: `[runs, *shape]`, at the size of the declared roundings."""
-    noise = Noise(recipe, np.random.default_rng(seed), runs + 1, injection_scale(recipe), control=True)
+    noise = Noise(recipe, np.random.default_rng(seed), runs, injection_scale(recipe))
     exact, moved = compute(OPERATIONS), compute(noisy(noise, OPERATIONS))
     with np.errstate(invalid="ignore"):
-        found = {name: np.broadcast_to(moved[name] - exact[name], (runs + 1, *exact[name].shape)) for name in exact}
-        return {name: deviation[1:] / noise.scale for name, deviation in found.items()}
+        found = {name: np.broadcast_to(moved[name] - exact[name], (runs, *exact[name].shape)) for name in exact}
+        return {name: deviation / noise.scale for name, deviation in found.items()}
 
 
 def unit(deviation: Array) -> Array:

@@ -27,7 +27,9 @@ MEDIAN_WORST = (0.5, 5.0)  # of the worst element of a case: a unit ten times to
 MEDIAN_SPREAD = (0.05, 1.1)  # of the root mean square over the elements of a stage: at most the limit of many rows
 SMALL_MISTAKE = 1e-3  # relative, in the scale of the scores, where float32 rounds to 6e-8
 CAUGHT_AT_LEAST = 0.9  # of the cases in which there is more than one key
-LINEAR = 0.01  # how far units from two sizes of noise may differ
+LINEAR = 0.01  # how far units from the same errors may differ
+MANY = 400  # runs from which a unit is known
+KNOWN = 5 * math.sqrt(2 / (2 * MANY))  # five standard errors of the ratio of two such units
 RAISED = 100.0  # by which float32 in one stage must raise a unit of float64: the formats differ by 2^29
 COMMON = 10.0  # a common error moves a row's mean by so many times what independent ones do
 CORRELATED = 0.99
@@ -115,9 +117,9 @@ def moved(case: Case, declared: Any, scale: float, seed: int = 0) -> dict[str, A
     """Units of everything at a chosen enlargement of the noise."""
     weights = truth(case, "float32").parameters
     compute = units.training_values(case.config, weights, *truth(case, "float32").batch)
-    noise = Noise(recipe(declared), np.random.default_rng(seed), RUNS + 1, scale, control=True)
+    noise = Noise(recipe(declared), np.random.default_rng(seed), MANY, scale)
     exact, noised = compute(OPERATIONS), compute(noisy(noise, OPERATIONS))
-    return {name: units.unit((noised[name] - exact[name])[1:] / scale) for name in exact}
+    return {name: units.unit((noised[name] - exact[name]) / scale) for name in exact}
 
 
 @pytest.mark.parametrize("declared", ["float64", "float32", {"results": "float64", "tables": "float32"}])
@@ -125,14 +127,14 @@ def test_units_do_not_depend_on_how_much_the_noise_is_enlarged(declared):
     whole = injection_scale(recipe(declared))
     small, large = (moved(example(), declared, scale) for scale in (whole / 8, whole))
     for name, unit in small.items():
-        np.testing.assert_allclose(unit, large[name], rtol=LINEAR, atol=LINEAR * unit.max(), err_msg=name)
+        np.testing.assert_allclose(unit, large[name], rtol=KNOWN, atol=LINEAR * unit.max(), err_msg=name)
 
 
 def test_units_are_proportional_to_the_unit_roundoff():
     fine, coarse = (moved(example(), word, injection_scale(recipe(word))) for word in ("float64", "float32"))
     ratio = FORMATS["float32"].unit / FORMATS["float64"].unit
     for name, unit in coarse.items():
-        np.testing.assert_allclose(fine[name] * ratio, unit, rtol=LINEAR, atol=LINEAR * unit.max(), err_msg=name)
+        np.testing.assert_allclose(fine[name] * ratio, unit, rtol=KNOWN, atol=LINEAR * unit.max(), err_msg=name)
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "bfloat16-mixed", "float32-tf32", "float32-kv16"])
@@ -174,9 +176,56 @@ def test_one_rotary_table_serves_all_heads_and_rows():
 
 
 def test_a_softmax_row_has_one_sum():
-    scores = np.zeros((1, 1, 1, 64))
+    scores = np.linspace(0, 1, 64).reshape(1, 1, 1, 64)
     relative = perturbed("float64", lambda ops: ops.softmax("attention.weights", scores))
     assert np.mean(np.square(relative.mean(axis=-1))) > COMMON * relative.var(axis=-1).mean() / 64
+
+
+def shared(
+    first: Any, second: Any, compute: Any = lambda ops, x: ops.add("after_attention", x, np.zeros_like(x))
+) -> Any:
+    """The correlation over many runs of the errors of two values."""
+    x = np.array([[[first, second]]])
+    moved = compute(noisy(Noise(recipe("float32"), np.random.default_rng(0), MANY), OPERATIONS), x) - compute(
+        OPERATIONS, x
+    )
+    return np.corrcoef(moved[..., 0].ravel(), moved[..., 1].ravel())[0, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "common"),
+    [(1.1, 1), (1.1 * (1 + 2.0**-50), 1), (-1.1, -1), (2.2, 1), (1.1 * (1 + 2.0**-30), 0.5), (1.2, 0)],
+)
+def test_a_rounding_is_a_function_of_what_is_rounded(other, common):
+    assert abs(shared(1.1, other) - common) < KNOWN
+
+
+def test_equal_sums_in_two_columns_have_errors_of_their_own():
+    weight = np.array([[1.0, 1.0], [1.0, 1.0]])
+    found = shared(1.1, 1.2, lambda ops, x: ops.linear("attention.query", x, weight))
+    assert abs(found) < KNOWN
+
+
+def test_scores_that_are_nearly_alike_can_be_rounded_apart():
+    """51.79 and 51.81 in bfloat16: both 51.75, or 51.75 and 52."""
+    query, key = np.zeros((1, 1, 2, 2)), np.zeros((1, 1, 2, 2))
+    query[..., 0], key[..., 0] = math.sqrt(2), (51.79, 51.81)
+    compute = lambda ops: {"p": ops.softmax("w", ops.scores("w/scores", query, key))}  # noqa: E731
+    unit = units.unit(units.deviations(compute, recipe("bfloat16"), 0)["p"])
+    assert unit[0, 0, 1, 0] > 51.8 * FORMATS["bfloat16"].unit / 8  # a quarter for the softmax's slope
+
+
+def test_rows_that_are_nearly_alike_average_nothing_away():
+    """Sixty-four rows of one token in a bfloat16 decoder: the mean of their losses is as uncertain as each of them."""
+    random = np.random.default_rng(6)
+    logits = np.broadcast_to(random.normal(size=7), (1, 64, 7)) + 1e-6 * random.normal(size=(1, 64, 7))
+    targets = np.full((1, 64), 3)
+
+    def unit(rows: int) -> float:
+        compute = lambda ops: {"y": ops.nll("loss", ops.add("logits", logits[:, :rows], 0.0), targets[:, :rows])}  # noqa: E731
+        return float(units.unit(units.deviations(compute, recipe("bfloat16"), 0, MANY)["y"]))
+
+    assert unit(64) > unit(1) / math.sqrt(2) * (1 - KNOWN)
 
 
 # --- Structural zeros ---
