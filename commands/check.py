@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import shlex
 import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from decoderspec.commands import outputs, scoreboard
+from decoderspec.commands.command import add_options, name_of
 from decoderspec.properties import replay
 from decoderspec.properties.causes import Group, groups
 from decoderspec.properties.check import check
 from decoderspec.properties.loading import LoadError
+from decoderspec.properties.printable import printable
 from decoderspec.properties.report import Report
-from decoderspec.properties.subject import read_claims
-from decoderspec.properties.summary import grades, render
-from decoderspec.properties.xfails import XfailError, read_xfails
+from decoderspec.properties.settings import WORDS, Settings, project_settings
+from decoderspec.properties.summary import finding_json, grades, render
+from decoderspec.properties.xfails import XfailError
 from decoderspec.spec.precision import DeclarationError
 from decoderspec.spec.protocol import CONTRACTS
 
 CASES = Path("decoderspec-cases")  # beside whoever runs it
 SELF = "decoderspec.reference:Reference"
+NOTHING = (
+    "nothing is named: give module:attribute, file.py:attribute, --command or --self,"
+    " or implementation in [tool.decoderspec] of a pyproject.toml"
+)
 EXAMPLES = """examples:
   decoderspec check --self                                   the reference itself
   decoderspec check mine.py:Adapter                          a class, an instance, a factory
   decoderspec check mine.py:logits --precision float32 --claims forward   a plain function
   decoderspec check kernels.py:rms_norm --as rms_norm        one operation
-  decoderspec check mine.py:Adapter --profile quick --json report.json
+  decoderspec check --command ./decoder                      a program in any language (docs/protocol.md)
+  decoderspec check mine.py:Adapter --profile quick --json report.json --html report.html
+  decoderspec check a.py:Adapter b.py:Adapter --csv marks.csv   several: one table
+  decoderspec check                                          what [tool.decoderspec] in pyproject.toml names
 
 OMP_NUM_THREADS is 1 unless you set it: the cases are tiny.
 
-exit status: 0 everything claimed and required conforms, 1 something does not, 2 nothing could be tested"""
+exit status: 0 everything claimed and required conforms, 1 something does not, 2 nothing could be tested.
+Of several implementations it is the worst: 0 all conform, 2 one could not be tested. With a selection of tests
+(after `--`) or one --case, 0 says that what was run holds: the verdict is then `partial`."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,19 +52,22 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="decoderspec check", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("implementation", nargs="?", help="module:attribute or path/to/file.py:attribute")
+    made.add_argument(
+        "names", nargs="*", metavar="implementation", help="module:attribute or path/to/file.py:attribute; one or more"
+    )
+    add_options(made)
     made.add_argument("--self", action="store_true", dest="itself", help="check the reference")
-    made.add_argument("--as", dest="operation", default="", metavar="OPERATION", help="it is one operation, or a block")
-    made.add_argument("--profile", default="default", help="quick, default or thorough")
+    made.add_argument("--as", metavar="OPERATION", help="it is one operation, or a block")
+    made.add_argument("--profile", help="quick, default or thorough")
     made.add_argument("--precision", help="overrides what it declares: float64, float32, bfloat16, float16, ..")
     made.add_argument("--claims", help=f"overrides what it claims: some of {', '.join(CONTRACTS)}")
-    made.add_argument("--require", default="", metavar="CONTRACTS", help="contracts that must hold for you")
+    made.add_argument("--require", metavar="CONTRACTS", help="contracts that must hold for you")
     made.add_argument("--xfails", type=Path, metavar="FILE", help="known failures with their reasons, JSON or TOML")
-    made.add_argument("--seed", type=int, default=0, help="of the search; the same seed draws the same cases")
+    made.add_argument("--seed", type=int, help="of the search, 0 unless given; the same seed draws the same cases")
     made.add_argument("--case", type=Path, metavar="FILE", help="this saved case alone")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
+    outputs.add_options(made)
     made.add_argument(
-        "-n", dest="workers", type=int, default=0, metavar="WORKERS", help="processes (needs pytest-xdist)"
+        "-n", dest="workers", type=_workers, default=0, metavar="WORKERS", help="processes (needs pytest-xdist)"
     )
     return made
 
@@ -67,37 +81,49 @@ def _workers(text: str) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Check, print the summary, write the report."""
+    """Check, print the summary, write the reports."""
     given, further = _split(list(arguments))
     options = parser().parse_args(given)
-    options.json = options.json.resolve() if options.json else None  # the implementation may change the folder
-    name = SELF if options.itself else options.implementation
-    if not name:
-        print("nothing is named: give module:attribute or file.py:attribute, or --self", file=sys.stderr)
-        return 2
+    options.implementation = options.names[0] if options.names else None
     try:
-        if options.json:
-            require_writable(options.json)
-        report = _checked(name, options, further)
+        files = outputs.given(options)
+        if len(options.names) > 1:
+            return _several(options, further, files)
+        settings = _settings(options)
+        if settings is None:
+            print(NOTHING, file=sys.stderr)
+            return 2
+        report = _checked(settings, options, further)
     except (LoadError, DeclarationError, XfailError, replay.ReplayError, OSError) as reason:
-        print(f"decoderspec: {reason}", file=sys.stderr)
+        print(f"decoderspec: {printable(str(reason))}", file=sys.stderr)
         return 2
     found = groups(report.run, report.failures())
+    commands = [_next(report, group, settings.implementation) for group in found]
     report.extras["grades"] = grades(report.rows())
-    report.extras["findings"] = [group.to_json() for group in found]
-    if options.json:
-        options.json.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-    print(render(report, found, [_next(report, group, name) for group in found]), end="")
-    if not report.tested or not report.decided or report.errors() or report.extras["problems"]:
-        return 2
-    return 0 if report.conforms else 1
+    report.extras["findings"] = [finding_json(report, *each) for each in zip(found, commands, strict=True)]
+    outputs.write(report.to_json(), files)
+    print(render(report, found, commands), end="")
+    return report.status
 
 
-def require_writable(path: Path) -> None:
-    """Raise `OSError` now for a file that could not be written after all the work."""
-    folder = path.resolve().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise OSError(f"{path} cannot be written")
+def _settings(options: argparse.Namespace) -> Settings | None:
+    """What is to be tested and how: of the command line where it names something, else of the project's table."""
+    name = SELF if options.itself else name_of(options)
+    if name == "":  # an unset variable in somebody's CI
+        return None
+    found = project_settings() if name is None else Settings(name)
+    return found and found.overridden({key: getattr(options, key) for key in WORDS})
+
+
+def _several(options: argparse.Namespace, further: list[str], files: dict[str, Path]) -> int:
+    """One table of several implementations, each tested by itself with the same options."""
+    if set(files) - {"csv"} or options.itself or options.command or options.case:
+        raise LoadError("several implementations have one table, and --csv; other reports and --case are for one each")
+    if not all(options.names):
+        raise LoadError("one of the implementations has an empty name")
+    same = [f"--{key}={value}" for key in WORDS if (value := getattr(options, key)) is not None]
+    same += [f"-n{options.workers}"] if options.workers else []
+    return scoreboard.run(options.names, same, further, files.get("csv"))
 
 
 def _next(report: Report, group: Group, name: str) -> str:
@@ -112,7 +138,7 @@ def _next(report: Report, group: Group, name: str) -> str:
         replay.write(path, run.truth(group.case), [requirement], run.subject.recipe.declared)
     except OSError:  # a folder that cannot be written to
         return ""
-    return f"decoderspec explain {name} --case {path}"
+    return f"decoderspec explain {shlex.quote(name)} --case {path}"
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -123,18 +149,17 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:place], arguments[place + 1 :]
 
 
-def _checked(name: str, options: argparse.Namespace, further: Sequence[str]) -> Report:
-    required = read_claims(options.require)
+def _checked(settings: Settings, options: argparse.Namespace, further: Sequence[str]) -> Report:
     with Progress() as progress:
         return check(
-            name,
-            operation=options.operation,
-            profile=options.profile,
-            seed=options.seed,
-            precision=options.precision,
-            claims=options.claims,
-            required=required,
-            xfails=read_xfails(options.xfails) if options.xfails else (),
+            settings.implementation,
+            operation=settings.operation,
+            profile=settings.profile,
+            seed=settings.seed,
+            precision=settings.precision,
+            claims=settings.claims,
+            required=settings.required,
+            xfails=settings.xfails,
             workers=0 if options.case else options.workers,  # one case is one process's work
             cases=[replay.read(options.case)] if options.case else (),
             pytest_arguments=further,

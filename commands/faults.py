@@ -12,8 +12,8 @@ from pathlib import Path
 
 from decoderspec import __version__
 from decoderspec.commands.catalogue import page
-from decoderspec.commands.check import require_writable
 from decoderspec.commands.kills import Kill, Table, properties
+from decoderspec.commands.outputs import require_writable
 from decoderspec.faults.bank import BANK, by_name
 from decoderspec.faults.fault import Fault
 from decoderspec.properties.run import PROFILES

@@ -13,9 +13,12 @@ from decoderspec.commands import guard
 
 COMMANDS = {
     "check": "is an implementation right: a verdict per contract, and what is wrong where",
+    "report": "a stored JSON report as a page, Markdown, JUnit XML, a badge or CSV",
     "explain": "which stage is the first that is wrong, and what it behaves like",
     "faults": "the kill table: what the suite catches, by which requirement and how soon",
+    "bench": "how fast an implementation is, and whether it became slower",
     "golden": "print, rewrite or compare the four documents of the two chapters",
+    "vectors": "write test vectors for people who want no Python, or check a folder of them",
     "init": "write an adapter with the few lines to fill",
     "doctor": "what is installed, and what that enables",
 }

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from decoderspec.properties.report import Report
 from decoderspec.properties.run import Run
 from decoderspec.properties.sensitivity import caught
 from decoderspec.properties.session import make_run, operation_run
+from decoderspec.properties.stage_errors import stage_errors
 from decoderspec.properties.xfails import Xfail
 
 Progress = Callable[[dict[str, Any]], None]
@@ -45,6 +46,11 @@ class Collector:
         """Know how many are to come."""
         self.expected = sum(hasattr(getattr(item, "function", None), "property") for item in session.items)
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """An end that the arguments asked for, as -x does, is none of ours; the report says what was not run."""
+        if session.shouldfail:
+            self.expected = len(self.records)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that cannot be collected is a problem of ours."""
         if report.failed:
@@ -57,8 +63,8 @@ def check(
     operation: str = "",
     profile: str = "default",
     seed: int = 0,
-    precision: str | None = None,
-    claims: str | None = None,
+    precision: str | Mapping[str, str] | None = None,
+    claims: Sequence[str] | None = None,
     required: Sequence[str] = (),
     xfails: Sequence[Xfail] = (),
     workers: int = 0,
@@ -75,7 +81,8 @@ def check(
     start = time.perf_counter()
     collector = Collector(progress)
     given = {"implementation": name, "decoderspec-as": operation}
-    given |= {f"decoderspec-{key}": value for key, value in options.items()}
+    words = {"claims": None if claims is None else claims if isinstance(claims, str) else ",".join(claims)}
+    given |= {f"decoderspec-{key}": value for key, value in (options | words).items()}
     arguments = [f"--{key}={value}" for key, value in given.items() if value not in (None, "")]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_the_users_options())
@@ -138,6 +145,7 @@ def _insights(run: Run) -> dict[str, Any]:
     with contextlib.suppress(Exception):
         found["bits"] = observed_bits(run)
         found["recipe"] = explained(run, observed_recipe(found["bits"]))
+        found["stages"] = stage_errors(run, found["bits"])
     with contextlib.suppress(Exception):
         found["caught"] = caught(run)
     return found

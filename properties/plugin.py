@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from decoderspec.properties.run import Run
+    from decoderspec.properties.settings import Settings
 
 ORDER = (
     "test_forward",
@@ -24,8 +25,13 @@ ORDER = (
     "test_inputs",
 )
 OPERATION = "test_operation"
-NOTHING = "nothing is under test: give --implementation module:attribute or file.py:attribute"
+PROPERTIES = "decoderspec.properties"
+NOTHING = (
+    "nothing is under test: give --implementation module:attribute or file.py:attribute,"
+    " or implementation in [tool.decoderspec] of a pyproject.toml"
+)
 RUN = pytest.StashKey[Any]()
+SETTINGS = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,11 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--implementation", metavar="NAME", help="what is under test: module:attribute or file.py:attribute"
     )
-    group.addoption("--decoderspec-profile", default="default", metavar="P", help="quick, default or thorough")
-    group.addoption("--decoderspec-seed", type=int, default=0, metavar="N", help="seed of the search")
+    group.addoption("--decoderspec-profile", metavar="P", help="quick, default or thorough")
+    group.addoption("--decoderspec-seed", type=int, metavar="N", help="seed of the search")
     group.addoption("--decoderspec-precision", metavar="WORD", help="overrides the declared precision")
     group.addoption("--decoderspec-as", metavar="OPERATION", help="the implementation is one operation, or a block")
     group.addoption("--decoderspec-claims", metavar="LIST", help="overrides the claimed contracts")
+    group.addoption("--decoderspec-require", metavar="LIST", help="contracts that must hold, though not claimed")
+    group.addoption("--decoderspec-xfails", metavar="FILE", help="known failures with their reasons, JSON or TOML")
 
 
 @pytest.fixture
@@ -53,30 +61,49 @@ def decoderspec_run(request: pytest.FixtureRequest) -> Run:
 
 def _session_run(config: pytest.Config) -> Run:
     if RUN not in config.stash:
-        from decoderspec.properties.session import make_run, operation_run
+        from decoderspec.properties.session import run_of
 
-        name = config.getoption("--implementation")
-        if not name:
+        settings = _settings(config)
+        if settings is None:
             raise pytest.UsageError(NOTHING)
-        options = {key: config.getoption(f"--decoderspec-{key}") for key in ("profile", "seed", "precision", "claims")}
-        only = config.getoption("--decoderspec-as")
-        config.stash[RUN] = operation_run(name, only, **options) if only else make_run(name, **options)
+        config.stash[RUN] = run_of(settings)
     found: Run = config.stash[RUN]
     return found
+
+
+def _settings(config: pytest.Config) -> Settings | None:
+    """Of the command line where it names an implementation, else of the project's table under the command line."""
+    if SETTINGS not in config.stash:
+        from decoderspec.properties.settings import WORDS, Settings, project_settings
+
+        name = config.getoption("--implementation")
+        found = Settings(name) if name else project_settings()
+        words = {key: config.getoption(f"--decoderspec-{key}") for key in WORDS}
+        config.stash[SETTINGS] = found and found.overridden(words)
+    settings: Settings | None = config.stash[SETTINGS]
+    return settings
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Say once, before any test, that what is named cannot be loaded."""
     config = session.config
-    if not config.getoption("--implementation") or hasattr(config, "workerinput"):
+    ours = any(PROPERTIES in str(argument) for argument in config.args)
+    if hasattr(config, "workerinput") or not (config.getoption("--implementation") or ours):
         return
+    if not _ask(config) and not config.option.collectonly:
+        raise pytest.UsageError(NOTHING)
+
+
+def _ask(config: pytest.Config) -> bool:
+    """Whether something is named, loaded; a usage error where it cannot be."""
     from decoderspec.properties.loading import LoadError
+    from decoderspec.properties.xfails import XfailError
     from decoderspec.spec.precision import DeclarationError
 
     try:
-        _session_run(config)
-    except (LoadError, DeclarationError) as reason:
+        return _settings(config) is not None and _session_run(config) is not None
+    except (LoadError, DeclarationError, XfailError) as reason:
         raise pytest.UsageError(f"decoderspec: {reason}") from None
 
 
@@ -85,14 +112,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mine = {item: _module(item) for item in items if hasattr(getattr(item, "function", None), "property")}
     if not mine:
         return
-    named = RUN in config.stash or config.getoption("--implementation") or config.option.collectonly
-    if not named and not hasattr(config, "workerinput"):  # a worker of pytest-xdist cannot raise here
+    silent = config.option.collectonly or hasattr(config, "workerinput")  # a worker of pytest-xdist cannot raise here
+    if RUN not in config.stash and not silent and not _ask(config):
         raise pytest.UsageError(NOTHING)
-    wanted = (OPERATION,) if config.getoption("--decoderspec-as") else ORDER
+    wanted = (OPERATION,) if _operation(config) else ORDER
     items[:] = sorted(
         (item for item in items if mine.get(item, wanted[0]) in wanted),
         key=lambda item: wanted.index(mine[item]) if item in mine else -1,
     )
+
+
+def _operation(config: pytest.Config) -> str:
+    """The operation under test, where it is one."""
+    if hasattr(config, "workerinput"):
+        _settings(config)  # the first process has found that it can be read
+    settings = config.stash.get(SETTINGS, None)
+    return settings.operation if settings else config.getoption("--decoderspec-as") or ""
 
 
 def _module(item: pytest.Item) -> str:
@@ -107,23 +142,39 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     found = getattr(getattr(item, "function", None), "property", None)
     if found is None or (call.when != "call" and call.excinfo is None):
         return report
+    from decoderspec.properties.printable import printable
     from decoderspec.properties.record import record
+    from decoderspec.properties.session import expected
 
-    run = item.config.stash.get(RUN, None)
+    run, settings = item.config.stash.get(RUN, None), item.config.stash.get(SETTINGS, None)
     made = record(found, run, call.excinfo.value if call.excinfo else None)
+    why = expected(run, settings, made) if run is not None and settings is not None else ""
     report.user_properties.append(("decoderspec", made))
     if made["status"] in ("skip", "not_judged"):
         report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, f"Skipped: {made['reason']}")
-    elif made["status"] == "fail" and run is not None and not run.claims(found.requirements):
+        report.longrepr = (str(item.path), 0, printable(f"Skipped: {made['reason']}"))
+    elif made["status"] == "fail" and why:
         report.outcome = "skipped"
-        report.wasxfail = f"not claimed: {made['reason']}"
+        report.wasxfail = printable(why)
     elif made["status"] == "fail":
-        report.longrepr = "\n".join(f"{key}: {made[key]}" for key in ("requirements", "reason", "case") if made[key])
+        words = "\n".join(f"{key}: {made[key]}" for key in ("requirements", "reason", "case") if made[key])
+        report.longrepr = printable(words)
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the entries of the xfail file that describe no failure of this run: reported, and no failure themselves."""
+    reports = [report for each in terminalreporter.stats.values() for report in each]
+    pairs = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    records = [value for key, value in pairs if key == "decoderspec" and isinstance(value, dict)]
+    listed = dict.fromkeys(entry for record in records for entry in record.get("listed", ()))
+    failed = {entry for record in records if record["status"] == "fail" for entry in record.get("listed", ())}
+    for entry in listed:
+        if entry not in failed:
+            terminalreporter.write_line(f"decoderspec: the xfail file lists {entry}, which did not fail in this run")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Name what is under test."""
-    name = config.getoption("--implementation")
-    return [f"decoderspec: {name}"] if name else []
+    settings = config.stash.get(SETTINGS, None)
+    return [f"decoderspec: {settings.implementation}"] if settings else []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import numpy as np
 from decoderspec import __version__
 from decoderspec.properties.findings import Finding
 from decoderspec.properties.run import Run
-from decoderspec.properties.xfails import Xfail
+from decoderspec.properties.xfails import Xfail, known, misfit
 from decoderspec.spec.protocol import CAPABILITIES, CONTRACTS
 from decoderspec.spec.requirements import requirements
 
 SPEC_VERSION = "1"
 WORST_FIRST = ("error", "fail", "xfail", "not_judged", "pass", "skip")
+JUDGED = ("pass", "fail", "xfail")
+NOT_RUN = "not run"
 ESSENTIAL = {
     "forward": ("VAL-1", "OPN-1"),
     "training": ("LOS-1", "GRA-1", "OPN-2"),
@@ -35,7 +38,7 @@ class Report:
     records: list[dict[str, Any]]
     required: tuple[str, ...] = ()
     xfails: Sequence[Xfail] = ()
-    extras: dict[str, Any] = field(default_factory=dict)  # observed, caught, grades, findings
+    extras: dict[str, Any] = field(default_factory=dict)  # recipe, bits, stages, caught, grades, findings, problems
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """One row per requirement of the text that such a subject can meet, in its order."""
@@ -44,37 +47,51 @@ class Report:
 
     def _row(self, name: str) -> dict[str, Any]:
         mine = [record for record in self.records if name in record["requirements"]]
-        worst = min(mine, key=lambda record: WORST_FIRST.index(record["status"]), default=None)
+        worst = min(mine, key=_badness, default=None)
         row: dict[str, Any] = {
             "status": worst["status"] if worst else "skip",
             "contract": requirements()[name].contract,
             "examples": sum(record["examples"] for record in mine),
             "worst_noise": worst.get("worst_noise") if worst else None,
             "allowed": worst.get("allowed") if worst else None,
-            "reason": worst["reason"] if worst else "not run",
+            "reason": worst["reason"] if worst else NOT_RUN,
         }
         if worst:
-            row |= {key: worst[key] for key in ("where", "stage", "case", "seconds") if worst.get(key)}
-        for xfail in self.xfails:
-            if xfail.requirement == name and row["status"] == "fail" and xfail.covers(row["worst_noise"]):
-                row |= {"status": "xfail", "reason": f"{xfail.reason} ({xfail.link})" if xfail.link else xfail.reason}
+            row |= {key: worst[key] for key in ("where", "stage", "case", "details", "seconds") if worst.get(key)}
+        failed = [record for record in mine if record["status"] == "fail"]
+        entries = [known(self.xfails, [name], record["worst_noise"]) for record in failed]
+        if row["status"] == "fail" and all(entries):
+            row |= {"status": "xfail", "reason": str(entries[0])}
         return row
 
+    @property
+    def not_run(self) -> list[str]:
+        """Requirements that no property was run for: with a selection of them, or when the process ended."""
+        run = {name for record in self.records for name in record["requirements"]}
+        return [name for name in requirements() if name.startswith("OPN") == bool(self.run.only) and name not in run]
+
     def contracts(self) -> dict[str, str]:
-        """`conforms`, `fails`, `observed` (reachable, not claimed) or `absent`, by contract."""
+        """By contract: `conforms`, `fails`, `partial`, `observed` or `absent`.
+
+        `partial` counts for the verdict and holds as far as it was run, but a part of it was not; `observed` is
+        reachable and not claimed.
+        """
         rows = self.rows()
         return {
-            name: self._contract(name, [row for row in rows.values() if row["contract"] == name]) for name in CONTRACTS
+            name: self._contract(name, {key: row for key, row in rows.items() if row["contract"] == name})
+            for name in CONTRACTS
         }
 
-    def _contract(self, name: str, rows: Sequence[Mapping[str, Any]]) -> str:
-        reached = [row for row in rows if row["status"] not in ("skip", "not_judged")]
-        if not reached:
-            return "fails" if self.is_explicit(name) else "absent"
+    def _contract(self, name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+        reached = [row["status"] for row in rows.values() if row["status"] not in ("skip", "not_judged")]
         if not self.decides(name):
-            return "observed"
-        broken = any(row["status"] in ("fail", "error") for row in reached)
-        return "fails" if broken or self.holes(name) else "conforms"
+            return "observed" if reached else "absent"
+        if {"fail", "error"} & set(reached) or self.holes(name):
+            return "fails"
+        lost = set(rows) & set(self.not_run)
+        if not reached and not lost:
+            return "fails" if self.is_explicit(name) else "absent"
+        return "partial" if lost or self.run.cases else "conforms"
 
     def is_explicit(self, name: str) -> bool:
         """Whether a contract was claimed or required by name."""
@@ -89,14 +106,13 @@ class Report:
         if not self.is_explicit(name):
             return []
         rows = self.rows()
-        return [
-            f"{key}: {rows[key]['reason']}" for key in ESSENTIAL[name] if key in rows and rows[key]["status"] == "skip"
-        ]
+        asked = [key for key in ESSENTIAL[name] if key in rows and key not in self.not_run]
+        return [f"{key}: {rows[key]['reason']}" for key in asked if rows[key]["status"] == "skip"]
 
     @property
     def tested(self) -> bool:
         """Whether anything was judged at all."""
-        return any(record["status"] in ("pass", "fail", "xfail") for record in self.records)
+        return any(record["status"] in JUDGED for record in self.records)
 
     @property
     def decided(self) -> list[str]:
@@ -104,38 +120,61 @@ class Report:
         return [name for name in CONTRACTS if self.decides(name)]
 
     @property
+    def verdict(self) -> str:
+        """`conforms`, `fails`, or `partial` where only a part was run and that holds."""
+        found = self.contracts().values()
+        if not self.tested or not self.decided or self.errors() or "fails" in found:
+            return "fails"
+        return "partial" if "partial" in found else "conforms"
+
+    @property
     def conforms(self) -> bool:
-        """Everything that is claimed or required holds, and something is."""
-        return self.tested and bool(self.decided) and "fails" not in self.contracts().values() and not self.errors()
+        """Everything that is claimed or required holds, all of it was run, and something is."""
+        return self.verdict == "conforms"
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 nothing that counts fails, 1 something does, 2 there is nothing to base a verdict on."""
+        judged = {requirements()[name].contract for name, row in self.rows().items() if row["status"] in JUDGED}
+        unknown = self.verdict == "partial" and not set(self.required) <= judged
+        if not self.tested or not self.decided or self.errors() or self.extras.get("problems") or unknown:
+            return 2
+        return 1 if self.verdict == "fails" else 0
 
     def errors(self) -> list[dict[str, Any]]:
         """Properties that the suite itself could not run."""
         return [record for record in self.records if record["status"] == "error"]
 
     def failures(self) -> list[dict[str, Any]]:
-        """Records of properties that failed and are not known to."""
-        known = {name for name, row in self.rows().items() if row["status"] == "xfail"}
-        return [r for r in self.records if r["status"] == "fail" and not known & set(r["requirements"])]
+        """Records of properties that failed, of a requirement that is not known to."""
+        new = {name for name, row in self.rows().items() if row["status"] in ("fail", "error")}
+        return [r for r in self.records if r["status"] == "fail" and new & set(r["requirements"])]
 
     def to_json(self) -> dict[str, Any]:
         """The document: its keys are a public format."""
-        subject = self.run.subject
+        subject, rows = self.run.subject, self.rows()
         return {
             "decoderspec": __version__,
             "spec": SPEC_VERSION,
             "implementation": subject.name,
             "precision": {"declared": plain(subject.recipe.declared), "observed": self.extras.get("recipe")},
             "contracts": self.contracts(),
-            "verdict": "conforms" if self.conforms else "fails",
-            "requirements": plain(self.rows()),
+            "verdict": self.verdict,
+            "requirements": plain(rows),
             "capabilities": {name: offered(self.run, name) for name in CAPABILITIES},
             "claims": None if subject.claims is None else list(subject.claims),
             "required": list(self.required),
+            "holes": {name: holes for name in CONTRACTS if (holes := self.holes(name))},
+            "not_run": self.not_run,
+            "xfails": [asdict(entry) | {"misfit": misfit(entry, rows.get(entry.requirement))} for entry in self.xfails],
+            "emulates": list(subject.emulates),
             "limits": plain(dict(subject.limits)),
             "grades": plain(self.extras.get("grades", {})),
             "bits": plain(self.extras.get("bits", {})),
+            "stages": plain(self.extras.get("stages", [])),
             "caught": plain(self.extras.get("caught", {})),
             "findings": plain(self.extras.get("findings", [])),
+            "problems": plain(self.extras.get("problems", [])),
             "not_covered": self.run.not_covered + self.untested(),
             "environment": environment(subject.dtypes),
             "seconds": plain(self.extras.get("seconds", {})),
@@ -147,6 +186,12 @@ class Report:
         """What could not be tested, and what to add so that it can."""
         reasons = dict.fromkeys(r["reason"] for r in self.records if r["status"] in ("skip", "not_judged"))
         return [reason for reason in reasons if reason]
+
+
+def _badness(record: Mapping[str, Any]) -> tuple[int, float]:
+    """The order in which records speak for their requirement: by status, then by how far beyond the limit."""
+    excess = record.get("excess")
+    return WORST_FIRST.index(record["status"]), -math.inf if excess is None else -float(excess)
 
 
 def offered(run: Run, capability: str) -> bool:

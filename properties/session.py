@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from decoderspec.properties.loading import LoadError, attribute, implementation, load
-from decoderspec.properties.run import PROFILES, Run
+from decoderspec.properties.printable import printable
+from decoderspec.properties.run import PROFILES, Entry, Run
+from decoderspec.properties.settings import Settings, project_settings
 from decoderspec.properties.strategies import check_limits
-from decoderspec.properties.subject import read_subject
+from decoderspec.properties.subject import read_claims, read_subject
+from decoderspec.properties.xfails import known, read_xfails
+from decoderspec.spec.precision import DeclarationError
+from decoderspec.spec.requirements import requirements
 
 
 def make_run(name: str, *, profile: str = "default", seed: int = 0, precision: Any = None, claims: Any = None) -> Run:
@@ -55,44 +61,109 @@ def run_over(
     return Run(read, name, PROFILES[profile], seed=seed, options=options)
 
 
-def conformance(subject: Any, **options: Any) -> Callable[..., None]:
+def run_of(settings: Settings) -> Run:
+    """The run that the settings describe. Raises `LoadError` or `DeclarationError`."""
+    options = {key: getattr(settings, key) for key in ("profile", "seed", "precision", "claims")}
+    if settings.operation:
+        return operation_run(settings.implementation, settings.operation, **options)
+    return make_run(settings.implementation, **options)
+
+
+def counts(run: Run, required: Collection[str], names: Collection[str]) -> bool:
+    """Whether a failure of these requirements fails anything: it is in a contract that is claimed or required."""
+    return run.claims(tuple(names)) or any(requirements()[name].contract in required for name in names)
+
+
+def expected(run: Run, settings: Settings, made: dict[str, Any]) -> str:
+    """Why a failure was to be expected, in words; empty where it was not, and then it fails the test.
+
+    Also notes in the record which entry of the xfail file it falls under, so that whoever sums up can tell those
+    that no longer fail.
+    """
+    listed = [entry for entry in settings.xfails if entry.requirement in made["requirements"]]
+    made["listed"] = [f"{entry.requirement} ({entry})" for entry in listed]
+    if made["status"] != "fail":
+        return ""
+    entry = known(listed, made["requirements"], made["worst_noise"])
+    if entry is not None:
+        return f"known: {entry}"
+    return "" if counts(run, settings.required, made["requirements"]) else f"not claimed: {made['reason']}"
+
+
+def conformance(subject: Any = None, **options: Any) -> Callable[..., None]:
     """One parametrized test, a case per requirement, for somebody's own test file.
 
     `test_decoder = conformance(MyAdapter())`: each property becomes `test_decoder[VAL-1-..]`. A name
     (`"package.module:Adapter"`) lets bad input be asked in a child process; so does an instance of an importable class.
+    Without a subject everything is taken from `[tool.decoderspec]` in the pyproject.toml. Options are those of
+    `Settings`: `profile, seed, precision, claims, required, xfails`. Raises `LoadError` or `DeclarationError`.
     """
     import pytest
 
     from decoderspec.properties.properties import all_properties
 
-    named = isinstance(subject, str)
-    run = (
-        make_run(subject, **options)
-        if named
-        else run_over(implementation(subject, "conformance"), name_of(subject), **options)
-    )
+    settings = _settings(subject, options)
+    if subject is None or isinstance(subject, str):
+        run = run_of(settings)
+    else:
+        further = {key: getattr(settings, key) for key in ("profile", "seed", "precision", "claims")}
+        run = run_over(implementation(subject, "conformance"), name_of(subject), **further)
     tests = all_properties()
     ids = ["+".join(test.property.requirements) + f"-{test.__name__}" for test in tests]
 
     @pytest.mark.parametrize("property_test", tests, ids=ids)
-    def test_conformance(property_test: Callable[..., None]) -> None:
-        from decoderspec.properties.findings import Absent, Finding, NotJudged
-        from decoderspec.properties.run import Entry
+    def test_conformance(property_test: Any, record_property: Callable[[str, object], None]) -> None:
+        from decoderspec.properties.record import record
 
-        run.entry = Entry()
-        try:
-            property_test(run)
-        except (Absent, NotJudged) as reason:
-            pytest.skip(str(reason))
-        except Finding as finding:
-            case = finding.details.get("case")
-            where = f"\nsmallest case: {case.describe()}" if case else ""
-            if not run.claims(property_test.property.requirements):  # type: ignore[attr-defined]
-                pytest.xfail(f"not claimed: {finding}")
-            pytest.fail(f"{finding}{where}", pytrace=False)
+        raised = _raised(property_test, run)
+        made = record(property_test.property, run, raised)
+        why = expected(run, settings, made)
+        record_property("decoderspec", made)
+        if made["status"] in ("skip", "not_judged"):
+            pytest.skip(printable(made["reason"]))
+        if made["status"] == "fail" and why:
+            pytest.xfail(printable(why))
+        if made["status"] == "fail":
+            where = f"\nsmallest case: {made['case']}" if made["case"] else ""
+            pytest.fail(printable(f"{made['reason']}{where}"), pytrace=False)
+        if raised is not None:
+            raise raised
 
-    made: Callable[..., None] = test_conformance
-    return made
+    test: Callable[..., None] = test_conformance
+    return test
+
+
+def _settings(subject: Any, options: dict[str, Any]) -> Settings:
+    """Those of the call; over those of the project's table where no subject is given."""
+    known_options = {"profile", "seed", "precision", "claims", "required", "xfails"}
+    if unknown := set(options) - known_options:
+        raise DeclarationError(
+            f"conformance has no option {min(unknown)!r}; allowed: {', '.join(sorted(known_options))}"
+        )
+    xfails = options.get("xfails")
+    if isinstance(xfails, (str, os.PathLike)):
+        options["xfails"] = tuple(read_xfails(Path(xfails)))
+    for key in ("claims", "required"):
+        if options.get(key) is not None:
+            options[key] = read_claims(options[key])
+    if subject is not None:
+        return Settings(subject if isinstance(subject, str) else "").changed(**options)
+    found = project_settings()
+    if found is None:
+        raise LoadError("conformance() needs a subject, or implementation in [tool.decoderspec] of a pyproject.toml")
+    if found.operation:
+        raise LoadError("conformance() tests a whole decoder; for one operation use `decoderspec check --as`")
+    return found.changed(**options)
+
+
+def _raised(property_test: Any, run: Run) -> BaseException | None:
+    """What a property raises, which is what it found."""
+    run.entry = Entry()
+    try:
+        property_test(run)
+    except Exception as found:
+        return found
+    return None
 
 
 def name_of(subject: Any) -> str:

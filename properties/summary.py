@@ -9,12 +9,12 @@ from typing import Any
 
 from decoderspec import __version__
 from decoderspec.properties.causes import Group
+from decoderspec.properties.printable import one_line, printable
 from decoderspec.properties.report import Report, plain
-from decoderspec.properties.xfails import unused
+from decoderspec.properties.xfails import misfit
 from decoderspec.spec.requirements import requirements
 
 WIDTH = 100
-MARK = {"conforms": "conforms", "fails": "FAILS", "observed": "observed", "absent": "absent"}
 GRADES = {
     "replay": "DET-1",
     "later tokens changed": "CAU-2",
@@ -40,23 +40,32 @@ def grades(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def render(report: Report, groups: Sequence[Group], next_commands: Sequence[str]) -> str:
-    """The whole summary."""
+    """The whole summary, safe for a terminal whatever the implementation calls itself."""
     parts = [_head(report), _contracts(report)]
     decided = [group for group in groups if _decides(report, group)]
     commands = dict(zip(map(id, groups), next_commands, strict=True))
     parts += [_finding(report, number, group, commands[id(group)]) for number, group in enumerate(decided, 1)]
     parts += [_observed(report, [group for group in groups if group not in decided])]
     parts += [_errors(report), _knowledge(report), _verdict(report)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return printable("\n\n".join(part for part in parts if part) + "\n")
+
+
+def finding_json(report: Report, group: Group, next_command: str) -> dict[str, Any]:
+    """A finding for the document, with the words that the summary has for it."""
+    return group.to_json() | {
+        "headline": _title(group),
+        "causes": list(_causes(report, group)),
+        "counts": _decides(report, group),
+        "next": next_command,
+    }
 
 
 def _head(report: Report) -> str:
     subject, run = report.run.subject, report.run
     declared = plain(subject.recipe.declared)
     words = declared if isinstance(declared, str) else "a recipe"
-    return (
-        f"decoderspec {__version__}   {subject.name}   declared {words}   profile {run.profile.name}, seed {run.seed}"
-    )
+    about = f"declared {words}   profile {run.profile.name}, seed {run.seed}"
+    return f"decoderspec {__version__}   {one_line(subject.name)}   {about}"
 
 
 def _contracts(report: Report) -> str:
@@ -72,8 +81,10 @@ def _contract_line(report: Report, name: str, verdict: str, rows: Mapping[str, M
     words = [f"{count['pass']} hold"]
     words += [f"{count['fail']} do not"] if count["fail"] else []
     words += [f"{count['xfail']} known"] if count["xfail"] else []
-    words += [f"{count['skip']} not reached"] if count["skip"] else []
-    line = f"  {name:9s} {MARK[verdict]:9s} {', '.join(words)}"
+    lost = len(set(mine) & set(report.not_run))
+    words += [f"{count['skip'] - lost} not reached"] if count["skip"] > lost else []
+    words += [f"{lost} not run"] if lost else []
+    line = f"  {name:9s} {'FAILS' if verdict == 'fails' else verdict:9s} {', '.join(words)}"
     noisy = {key: row for key, row in mine.items() if row["worst_noise"] and row["allowed"]}
     if noisy:
         key = max(noisy, key=lambda k: noisy[k]["worst_noise"] / noisy[k]["allowed"])
@@ -113,7 +124,8 @@ def _finding(report: Report, number: int, group: Group, next_command: str) -> st
     lines += _wrapped(f"seen: {shown['reason']}")
     if shown["case"]:
         lines += _wrapped(f"case: {shown['case']}")
-    lines += list(_diagnosis_lines(report, group))
+    for cause in _causes(report, group):
+        lines += _wrapped(f"likely cause: {cause}")
     if len(names) > 1:
         lines += _wrapped(f"fails with it: {', '.join(names[1:])}")
     if next_command:
@@ -149,23 +161,22 @@ def _title(group: Group) -> str:
     )
 
 
-def _diagnosis_lines(report: Report, group: Group) -> Iterator[str]:
+def _causes(report: Report, group: Group) -> Iterator[str]:
+    """What a finding's cause may be, likeliest first; empty where nothing was diagnosed."""
     if group.diagnosis is None:
         return
     observed = report.extras.get("recipe")
     if observed and observed != plain(report.run.subject.recipe.declared) and group.title == "values":
-        yield from _wrapped(
-            "likely cause: parts are computed in a coarser format than declared, and the formulas are right:"
+        yield (
+            "parts are computed in a coarser format than declared, and the formulas are right:"
             f" it conforms when it declares precision = {observed!r}"
         )
         return
     for cause in group.diagnosis.causes[:3]:
         seen = f" (seen in {cause.source})" if cause.source else ""
-        yield from _wrapped(
-            f"likely cause: {cause.fault}: {cause.sentence}{seen}; reproduces it to {cause.noise:.2g} x noise"
-        )
+        yield f"{cause.fault}: {cause.sentence}{seen}; reproduces it to {cause.noise:.2g} x noise"
     if not group.diagnosis.causes and group.title == "values" and group.shown["worst_noise"] is not None:
-        yield from _wrapped("likely cause: no known fault reproduces this")
+        yield "no known fault reproduces this"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -202,8 +213,10 @@ def _knowledge(report: Report) -> str:
     lost = report.run.not_covered + report.untested()
     if lost:
         lines += _block("not covered", "; ".join(lost))
-    for entry in unused(list(report.xfails), report.rows()):
-        lines += _block("xfail file", f"{entry.requirement} is listed ({entry.reason}) but does not fail as listed")
+    for entry in report.xfails:
+        wrong = misfit(entry, report.rows().get(entry.requirement))
+        also = f" does not fail as listed: {wrong}" if wrong else ""
+        lines += _block("xfail file", f"{entry.requirement}{also or ' fails as listed'} ({entry})")
     return "\n".join(lines)
 
 
@@ -223,9 +236,19 @@ def _block(label: str, text: str) -> list[str]:
 def _verdict(report: Report) -> str:
     if not report.tested:
         return "nothing was tested"
-    decided = [name for name, verdict in report.contracts().items() if report.decides(name) and verdict != "absent"]
+    found = report.contracts()
+    decided = ", ".join(name for name, verdict in found.items() if report.decides(name) and verdict != "absent")
     if not decided:
         return "nothing is claimed or required, so there is no verdict"
-    fails = [name for name, verdict in report.contracts().items() if verdict == "fails"]
-    word = "conforms" if report.conforms else f"does not conform: {', '.join(fails) or 'nothing'} fails, of"
-    return f"{report.run.subject.name} {word} ({', '.join(decided)}) in {report.extras['seconds']['total']:.0f} s"
+    fails = ", ".join(name for name, verdict in found.items() if verdict == "fails") or "nothing"
+    words = {"conforms": "conforms", "fails": f"does not conform: {fails} fails, of", "partial": _part(report)}
+    name, seconds = one_line(report.run.subject.name), report.extras["seconds"]["total"]
+    return f"{name} {words[report.verdict]} ({decided}) in {seconds:.0f} s"
+
+
+def _part(report: Report) -> str:
+    """What a run of a part is worth."""
+    if report.run.cases:
+        return "is right on this case, which alone is no verdict on"
+    lost = len(report.not_run)
+    return f"fails nothing that was run, but {lost} requirements were not run, so there is no verdict on all of"

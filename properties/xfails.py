@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ class Xfail:
     def covers(self, worst_noise: float | None) -> bool:
         """Whether a failure is this known one, rather than a worse."""
         return self.at_most is None or (worst_noise is not None and worst_noise <= self.at_most)
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.link})" if self.link else self.reason
 
 
 def read_xfails(path: Path) -> list[Xfail]:
@@ -54,6 +57,23 @@ def _entry(path: Path, entry: Any) -> Xfail:
     return Xfail(**entry)
 
 
-def unused(xfails: list[Xfail], rows: Mapping[str, Mapping[str, Any]]) -> list[Xfail]:
-    """Entries whose requirement holds, fails beyond the entry's ceiling, or was not asked."""
-    return [entry for entry in xfails if rows.get(entry.requirement, {"status": "not run"})["status"] != "xfail"]
+def known(xfails: Iterable[Xfail], names: Collection[str], worst_noise: float | None) -> Xfail | None:
+    """The entry that foresaw a failure of these requirements, if one did."""
+    return next((entry for entry in xfails if entry.requirement in names and entry.covers(worst_noise)), None)
+
+
+def misfit(entry: Xfail, row: Mapping[str, Any] | None) -> str:
+    """Why an entry does not describe what was seen; empty where it does.
+
+    That a requirement held is reported and fails nothing: random examples that pass are no proof that it always does.
+    """
+    status = row["status"] if row else "skip"
+    if row is None or status in ("skip", "not_judged"):
+        return "it matches nothing: that requirement was not judged here"
+    if status == "pass":
+        return f"it holds, in {row['examples']} examples of this run"
+    if status == "fail" and row["worst_noise"] is not None and entry.at_most is not None:
+        return f"it fails by {float(row['worst_noise']):.3g} x noise, and at most {entry.at_most:g} is known"
+    if status == "fail":
+        return "it fails in another way, without a figure that the entry's ceiling could bound"
+    return "" if status == "xfail" else "it could not be judged"

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from decoderspec.properties.loading import LoadError
 from decoderspec.properties.properties import all_properties
 from decoderspec.properties.session import conformance, name_of
 from decoderspec.reference import Reference
+from decoderspec.spec.precision import DeclarationError
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
 KERNELS = Path(__file__).with_name("kernels.py")
@@ -174,7 +176,7 @@ def test_conformance_fails_for_a_wrong_decoder_with_the_smallest_case(run_pytest
     status, output = run_pytest("-q", "-k", "VAL-1 or CAU-2")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert counted(output) == {"failed": 1, "passed": 1, "deselected": len(all_properties()) - 2}
-    assert "smallest case: V=" in output
+    assert "smallest case: all sizes differ: V=" in output
     assert "x noise" in output
 
 
@@ -218,6 +220,80 @@ def test_the_plugin_imports_nothing_of_the_suite_before_it_is_needed():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "['decoderspec.properties', 'decoderspec.properties.plugin']"
+
+
+# --- The project's own table, and its xfail file ---
+
+TABLE = """
+[tool.decoderspec]
+implementation = "mine.py:Wrong"
+profile = "quick"
+xfails = "known.json"
+"""
+KNOWN = '[{"requirement": "VAL-1", "reason": "up is off"}, {"requirement": "CAU-2", "reason": "was so once"}]'
+
+
+@pytest.fixture
+def project(pytester):
+    written(pytester.path, "from subjects import Right, Wrong\n", "mine.py")
+    written(pytester.path, TABLE, "pyproject.toml")
+    written(pytester.path, KNOWN, "known.json")
+    written(pytester.path, """
+        from decoderspec.properties.session import conformance
+        test_decoder = conformance()
+    """)  # fmt: skip
+    return pytester.path
+
+
+def listed(output):
+    """What a run says of the xfail file's entries."""
+    return [line for line in output.splitlines() if "the xfail file lists" in line]
+
+
+@pytest.mark.parametrize("arguments", [(), PROPERTIES[:2]], ids=["conformance", "by package name"])
+def test_the_projects_table_names_what_is_tested_and_what_is_known(run_pytest, project, arguments):
+    status, output = run_pytest(*arguments, "-q", "-rx", "-k", "VAL-1 or CAU-2 or right_within or suffix")
+    assert status == pytest.ExitCode.OK, output
+    assert counted(output)["xfailed"] == 1
+    assert "known: up is off" in output
+    assert [("CAU-2 (was so once)" in line, "VAL-1" in line) for line in listed(output)] == [(True, False)]
+
+
+def test_an_option_beside_the_table_overrides_it(run_pytest, project):
+    written(project, "[]", "none.json")
+    status, output = run_pytest(*PROPERTIES, "--decoderspec-xfails", "none.json", "-q", "-k", "right_within")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert listed(output) == []
+
+
+def test_a_table_that_cannot_be_read_is_one_usage_error(run_pytest, project):
+    written(project, TABLE + "speed = 1\n", "pyproject.toml")
+    status, output = run_pytest(*PROPERTIES)
+    assert status == USAGE_ERROR
+    assert "has no key 'speed'" in output
+    assert "Traceback" not in output
+
+
+def test_what_is_required_fails_though_it_is_not_claimed(run_pytest):
+    name = ("--implementation", f"{SUBJECTS}:WrongInWhatItDoesNotClaim", "-q", "-k", "out_of_range")
+    assert counted(run_pytest(*PROPERTIES, *name)[1])["xfailed"] == 1
+    status, output = run_pytest(*PROPERTIES, *name, "--decoderspec-require", "inputs")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert counted(output)["failed"] == 1
+
+
+def test_a_ceiling_holds_in_ones_own_tests_too(run_pytest, project):
+    written(project, KNOWN.replace('"up is off"', '"up is off", "at_most": 20'), "known.json")
+    status, output = run_pytest("-q", "-k", "VAL-1")
+    assert status == pytest.ExitCode.TESTS_FAILED, output
+
+
+def test_conformance_without_a_subject_or_a_table_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadError, match=r"tool\.decoderspec"):
+        conformance()
+    with pytest.raises(DeclarationError, match="no option 'profil'"):
+        conformance("decoderspec.reference:Reference", profil="quick")
 
 
 # --- Without pytest's command line ---

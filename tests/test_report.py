@@ -1,59 +1,19 @@
 """Verdicts follow from records: what is claimed or required decides, what is missing shows, what is known is named."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_up import DECODER, OPERATION, SKIP, contract, everything, record, report
 
+from decoderspec.properties.cases import fixed_cases
 from decoderspec.properties.causes import groups
-from decoderspec.properties.report import ESSENTIAL, Report, plain
-from decoderspec.properties.run import PROFILES, Run
-from decoderspec.properties.subject import read_subject
+from decoderspec.properties.report import ESSENTIAL, plain
 from decoderspec.properties.summary import grades, render
 from decoderspec.properties.xfails import Xfail
 from decoderspec.spec.protocol import CONTRACTS
 from decoderspec.spec.requirements import requirements
-
-DECODER = [name for name in requirements() if not name.startswith("OPN")]
-OPERATION = [name for name in requirements() if name.startswith("OPN")]
-SKIP = "loss(tokens, targets) -> float lets the loss be tested"
-
-
-def record(name, status="pass", **changes):
-    made = {
-        "requirements": [name], "property": f"test_{name}", "status": status, "reason": "", "examples": 3,
-        "seconds": 0.1, "case": "", "stage": "", "replay": None, "worst_noise": None, "allowed": None, "where": "",
-    }  # fmt: skip
-    made["reason"] = {"fail": f"{name} does not hold", "skip": SKIP, "not_judged": "emulated"}.get(status, "")
-    return made | changes
-
-
-def unbuildable(config, parameters):
-    raise ValueError("a report is made of records: it builds nothing that it could not do without")
-
-
-def report(statuses=None, *, claims=None, required=(), xfails=(), only="", default="pass", **changes):
-    """A report on made-up records: `default` for each requirement but those given."""
-    subject = read_subject(SimpleNamespace(name="made up", claims=claims, build=unbuildable))
-    names = OPERATION if only else DECODER
-    given = dict.fromkeys(names, default) | (statuses or {})
-    records = [
-        record(name, status, **changes.get(name.replace("-", "_"), {})) for name, status in given.items() if status
-    ]
-    made = Report(Run(subject, "", PROFILES["quick"], only=only), records, tuple(required), list(xfails))
-    made.extras |= {"seconds": {"total": 1.0}, "problems": []}
-    return made
-
-
-def contract(name, status):
-    """A status for every requirement of a contract."""
-    return {key: status for key in DECODER if requirements()[key].contract == name}
-
-
-def everything(status):
-    return dict.fromkeys(CONTRACTS, status)
-
 
 # --- Contracts ---
 
@@ -91,7 +51,7 @@ def test_what_is_required_counts_though_it_is_not_claimed(name):
 
 
 @pytest.mark.parametrize("name", CONTRACTS)
-@pytest.mark.parametrize("status", ["skip", "not_judged", ""])
+@pytest.mark.parametrize("status", ["skip", "not_judged"])
 def test_what_cannot_be_reached_is_absent_unless_it_is_claimed_or_required(name, status):
     statuses = contract(name, status)
     assert report(statuses).contracts() == everything("conforms") | {name: "absent"}
@@ -134,6 +94,46 @@ def test_nothing_judged_is_not_conformance(status):
     assert "nothing was tested" in render(made, [], [])
 
 
+# --- Parts ---
+
+
+@pytest.mark.parametrize("name", DECODER)
+def test_what_was_not_run_leaves_its_contract_without_a_verdict(name):
+    made = report({name: ""})
+    assert made.contracts() == everything("conforms") | {requirements()[name].contract: "partial"}
+    assert (made.verdict, made.conforms, made.status) == ("partial", False, 0)
+    assert made.not_run == made.to_json()["not_run"] == [name]
+    assert "1 requirements were not run" in render(made, [], [])
+
+
+def test_what_fails_in_a_part_fails():
+    made = report({"VAL-1": "fail", "VAL-2": ""})
+    assert made.contracts()["forward"] == "fails"
+    assert (made.verdict, made.status) == ("fails", 1)
+
+
+def test_what_was_not_run_where_nothing_is_claimed_changes_nothing():
+    made = report(contract("inputs", ""), claims=["forward"])
+    assert made.contracts()["inputs"] == "absent"
+    assert (made.verdict, made.status) == ("conforms", 0)
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_a_required_contract_of_which_nothing_was_run_is_not_green(name):
+    made = report(contract(name, ""), required=[name])
+    assert made.contracts()[name] == "partial"
+    assert (made.verdict, made.status) == ("partial", 2)
+    assert report(contract(name, "")).status == 0
+
+
+def test_one_case_alone_is_no_verdict():
+    made = report(contract("training", "skip"))
+    made.run = replace(made.run, cases=tuple(fixed_cases()[:1]))
+    assert made.contracts() == everything("partial") | {"training": "absent"}
+    assert (made.verdict, made.status) == ("partial", 0)
+    assert "which alone is no verdict" in render(made, [], [])
+
+
 def test_what_the_suite_could_not_run_is_no_conformance():
     made = report({"DET-1": "error"}, claims=["training"])
     assert not made.conforms
@@ -174,7 +174,36 @@ def test_an_operation_is_judged_by_its_own_requirements():
     assert not report({"OPN-1": "fail"}, only="rms_norm").conforms
 
 
+def test_a_requirement_speaks_with_the_worst_of_its_failures():
+    made = report({"VAL-1": ""})
+    made.records += [
+        record("VAL-1", "fail", worst_noise=noise, allowed=12.0, excess=noise / 12) for noise in (20.0, 90.0)
+    ]
+    assert made.rows()["VAL-1"]["worst_noise"] == 90.0
+
+
 # --- Known failures ---
+
+
+@pytest.mark.parametrize("noises", [(20.0, 90.0), (90.0, 20.0), (20.0, None)])
+def test_a_ceiling_must_cover_every_failure_of_its_requirement(noises):
+    made = report({"VAL-1": ""}, xfails=[Xfail("VAL-1", "norms", at_most=40.0)])
+    made.records += [record("VAL-1", "fail", worst_noise=noise, allowed=12.0) for noise in noises]
+    assert made.rows()["VAL-1"]["status"] == "fail"
+    assert not made.conforms
+
+
+def test_a_property_of_two_requirements_is_shown_while_one_of_them_is_not_known():
+    made = report({"TIE-1": "", "TIE-2": ""}, xfails=[Xfail("TIE-1", "roles")])
+    made.records.append(record("TIE-1", "fail", requirements=["TIE-1", "TIE-2"]))
+    assert [made.rows()[name]["status"] for name in ("TIE-1", "TIE-2")] == ["xfail", "fail"]
+    assert len(made.failures()) == 1
+
+
+def test_the_summary_prints_the_reason_of_each_known_failure():
+    made = report({"INP-1": "fail"}, xfails=[Xfail("INP-1", "wraps -1", "https://example.org/1")])
+    text = " ".join(render(made, [], []).split())
+    assert "INP-1 fails as listed (wraps -1 (https://example.org/1))" in text
 
 
 def test_a_known_failure_does_not_fail_its_contract():
@@ -203,16 +232,29 @@ def test_a_known_failure_of_one_requirement_excuses_no_other():
 def test_only_a_failure_can_be_known(status):
     made = report({"VAL-1": status}, xfails=[Xfail("VAL-1", "was wrong once")])
     assert made.rows()["VAL-1"]["status"] == status
-    assert "does not fail as listed" in render(made, [], [])
+    assert "VAL-1 does not fail as listed" in render(made, [], [])
+    assert made.to_json()["xfails"][0]["misfit"]
 
 
 def test_a_known_failure_of_what_is_not_asked_is_said_and_nothing_more():
     made = report(only="rms_norm", xfails=[Xfail("VAL-1", "of the whole decoder")])
     assert made.conforms
-    assert "VAL-1 is listed" in render(made, [], [])
+    text = " ".join(render(made, [], []).split())
+    assert "VAL-1 does not fail as listed: it matches nothing" in text
 
 
 # --- Words and documents ---
+
+
+HOSTILE = "evil\x1b[2J\x07\u202e\ud800\nmade up conforms"
+
+
+def test_nothing_that_an_implementation_says_moves_the_cursor_or_makes_a_line():
+    made = report({"VAL-1": "fail"}, name=HOSTILE, VAL_1={"reason": f"logits: {HOSTILE}"})
+    text = render(made, groups(made.run, made.failures()), [""])
+    text.encode("utf-8")
+    assert all(char == "\n" or char.isprintable() for char in text)
+    assert text.splitlines()[0].count("\\nmade up conforms") == 1
 
 
 def test_failures_of_one_cause_are_one_finding():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from decoderspec.properties.xfails import Xfail, XfailError, read_xfails, unused
+from decoderspec.properties.xfails import Xfail, XfailError, known, misfit, read_xfails
 
 KNOWN = {"requirement": "INP-1", "reason": "wraps -1 around", "link": "https://example.org/1"}
 VALUE = {"requirement": "VAL-1", "reason": "float32 norms", "at_most": 40}
@@ -41,10 +41,34 @@ def test_a_ceiling_covers_up_to_itself_and_nothing_that_has_no_figure():
     assert not known.covers(None)
 
 
-def test_an_entry_that_did_not_fail_as_listed_is_unused():
-    known = [Xfail("VAL-1", "a"), Xfail("VAL-2", "b"), Xfail("OPN-1", "c")]
-    rows = {"VAL-1": {"status": "xfail"}, "VAL-2": {"status": "pass"}}
-    assert [entry.requirement for entry in unused(known, rows)] == ["VAL-2", "OPN-1"]
+ROW = {"status": "fail", "examples": 3, "worst_noise": 90.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({**ROW, "status": "xfail"}, ""),
+        ({**ROW, "status": "pass"}, "it holds, in 3 examples"),
+        (ROW, "by 90 x noise, and at most 40 is known"),
+        ({**ROW, "worst_noise": None}, "without a figure"),
+        ({**ROW, "status": "skip"}, "matches nothing"),
+        ({**ROW, "status": "not_judged"}, "matches nothing"),
+        ({**ROW, "status": "error"}, "could not be judged"),
+        (None, "matches nothing"),
+    ],
+)
+def test_an_entry_that_does_not_describe_what_was_seen_says_why(row, words):
+    found = misfit(Xfail(**VALUE), row)
+    assert words in found
+    assert bool(found) == bool(words)
+
+
+def test_the_entry_that_foresaw_a_failure_is_of_its_requirement_and_within_its_ceiling():
+    entries = [Xfail(**KNOWN), Xfail(**VALUE)]
+    assert known(entries, ["INP-1"], None) == entries[0]
+    assert known(entries, ["VAL-2", "VAL-1"], 40.0) == entries[1]
+    assert known(entries, ["VAL-1"], 41.0) is None
+    assert known(entries, ["VAL-2"], 1.0) is None
 
 
 @pytest.mark.parametrize(
