@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from decoderspec.reference.operations import OPERATIONS, Operations
 from decoderspec.spec.precision import FORMATS, Format, Recipe, recipe
 from decoderspec.spec.stages import suffix
 
+ROOM = 0.2  # relative: another matrix library rounds the probes otherwise
 PRECISIONS = ("float64", "float32", "bfloat16", "float16", "bfloat16-mixed", "float32-kv16")
 TARGETS = {"float64": 1e-13, "float32": 1e-5}
 LARGEST = 512  # words: larger tables only make it slow
@@ -198,17 +201,40 @@ def _rounding(found: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Print the page, or write it."""
+def changed(text: str, stored: str) -> list[str]:
+    """The lines of a stored page that are not those of a new one: other words, or numbers off by more than `ROOM`."""
+    pairs = zip_longest(text.splitlines(), stored.splitlines(), fillvalue="")
+    return [f"stored {old!r}, now {new!r}" for new, old in pairs if not _alike(new.split(), old.split())]
+
+
+def _alike(new: list[str], old: list[str]) -> bool:
+    return len(new) == len(old) and all(a == b or _near(a, b) for a, b in zip(new, old, strict=True))
+
+
+def _near(a: str, b: str) -> bool:
+    try:
+        return math.isclose(float(a.rstrip("*")), float(b.rstrip("*")), rel_tol=ROOM)
+    except ValueError:
+        return False
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the page, write it, or compare it with the one that is there."""
     parser = argparse.ArgumentParser(prog="python -m decoderspec.bench.sensitivity", description=__doc__)
     parser.add_argument("page", type=Path, nargs="?")
+    parser.add_argument("--check", action="store_true", help="say where the page no longer holds, with status 1")
     given: Any = parser.parse_args(arguments)
     text = page()
     if given.page is None:
         print(text)
-    else:
+        return 0
+    if not given.check:
         given.page.write_text(text, encoding="utf-8")
+        return 0
+    found = changed(text, given.page.read_text(encoding="utf-8"))
+    print("\n".join(found) or f"{given.page} holds")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
