@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import textwrap
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +17,19 @@ from decoderspec.commands.command import add_options, name_of
 from decoderspec.properties import replay
 from decoderspec.properties.causes import Group, groups
 from decoderspec.properties.check import check
+from decoderspec.properties.database import ALLOWED
 from decoderspec.properties.loading import LoadError
 from decoderspec.properties.printable import printable
 from decoderspec.properties.report import Report
+from decoderspec.properties.session import further_options
 from decoderspec.properties.settings import WORDS, Settings, project_settings
-from decoderspec.properties.summary import finding_json, grades, render
+from decoderspec.properties.summary import WIDTH, finding_json, grades, render
 from decoderspec.properties.xfails import XfailError
 from decoderspec.spec.precision import DeclarationError
 from decoderspec.spec.protocol import CONTRACTS
 
 CASES = Path("decoderspec-cases")  # beside whoever runs it
+LOG_SECONDS = 60.0  # between the lines of progress where no terminal shows them
 SELF = "decoderspec.reference:Reference"
 NOTHING = (
     "nothing is named: give module:attribute, file.py:attribute, --command or --self,"
@@ -38,13 +43,14 @@ EXAMPLES = """examples:
   decoderspec check --command ./decoder                      a program in any language (docs/protocol.md)
   decoderspec check mine.py:Adapter --profile quick --json report.json --html report.html
   decoderspec check a.py:Adapter b.py:Adapter --csv marks.csv   several: one table
+  decoderspec check mine.py:Adapter --profile thorough -n 4 --database redis://host:6379/0 --time-limit 3600
   decoderspec check                                          what [tool.decoderspec] in pyproject.toml names
 
 OMP_NUM_THREADS is 1 unless you set it: the cases are tiny.
 
 exit status: 0 everything claimed and required conforms, 1 something does not, 2 nothing could be tested.
-Of several implementations it is the worst: 0 all conform, 2 one could not be tested. With a selection of tests
-(after `--`) or one --case, 0 says that what was run holds: the verdict is then `partial`."""
+Of several implementations it is the worst: 0 all conform, 2 one could not be tested. With a selection of tests (after
+`--`), one --case or a --time-limit that was reached, 0 says that what was run holds: the verdict is then `partial`."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,6 +74,10 @@ def parser() -> argparse.ArgumentParser:
     outputs.add_options(made)
     made.add_argument(
         "-n", dest="workers", type=_workers, default=0, metavar="WORKERS", help="processes (needs pytest-xdist)"
+    )
+    made.add_argument("--database", metavar="PLACE", help=f"keeps failures, and replays them first: {ALLOWED}")
+    made.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="end with what has been judged by then: the rest is not run"
     )
     return made
 
@@ -103,7 +113,18 @@ def run(arguments: Sequence[str]) -> int:
     report.extras["findings"] = [finding_json(report, *each) for each in zip(found, commands, strict=True)]
     outputs.write(report.to_json(), files)
     print(render(report, found, commands), end="")
+    print(_unreached(report, options.time_limit), end="")
+    for problem in report.extras["lost"]:
+        print(f"decoderspec: {printable(problem)}", file=sys.stderr)
     return report.status
+
+
+def _unreached(report: Report, limit: float | None) -> str:
+    """The requirements that a time limit left out; nothing where it was not reached."""
+    if not report.extras["unreached"]:
+        return ""
+    text = f"the time limit of {limit:g} s was reached; not judged, or not wholly: {', '.join(report.not_run)}"
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False) + "\n"
 
 
 def _settings(options: argparse.Namespace) -> Settings | None:
@@ -123,6 +144,9 @@ def _several(options: argparse.Namespace, further: list[str], files: dict[str, P
         raise LoadError("one of the implementations has an empty name")
     same = [f"--{key}={value}" for key in WORDS if (value := getattr(options, key)) is not None]
     same += [f"-n{options.workers}"] if options.workers else []
+    further_options(options.database, options.time_limit)  # refused once, before the table
+    same += [f"--database={options.database}"] if options.database is not None else []
+    same += [f"--time-limit={options.time_limit}"] if options.time_limit is not None else []
     return scoreboard.run(options.names, same, further, files.get("csv"))
 
 
@@ -150,7 +174,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _checked(settings: Settings, options: argparse.Namespace, further: Sequence[str]) -> Report:
-    with Progress() as progress:
+    with Progress(options.time_limit) as progress:
         return check(
             settings.implementation,
             operation=settings.operation,
@@ -162,17 +186,21 @@ def _checked(settings: Settings, options: argparse.Namespace, further: Sequence[
             xfails=settings.xfails,
             workers=0 if options.case else options.workers,  # one case is one process's work
             cases=[replay.read(options.case)] if options.case else (),
+            database=options.database,
+            time_limit=options.time_limit,
             pytest_arguments=further,
             progress=progress,
         )
 
 
 class Progress:
-    """One line on a terminal that says which requirement was judged last; nothing where nobody looks."""
+    """How far a run is: one line on a terminal, a line a minute in the log of a long one."""
 
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+    def __init__(self, limit: float | None = None) -> None:
+        self._terminal = sys.stderr.isatty()
         self._count = 0
+        self._limit = "" if limit is None else f" of {limit:g}"
+        self._start = self._said = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
@@ -180,11 +208,15 @@ class Progress:
     def __call__(self, record: dict[str, Any]) -> None:
         """Show a record."""
         self._count += 1
-        if self._shown:
-            text = f"{self._count:3d}  {'+'.join(record['requirements'])}  {record['status']}"
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
+        now = time.monotonic()
+        if not self._terminal and now - self._said < LOG_SECONDS:
+            return
+        self._said = now
+        text = f"{self._count:3d}  {'+'.join(record['requirements'])}  {record['status']}"
+        text += f"  {now - self._start:.0f}{self._limit} s"
+        sys.stderr.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        sys.stderr.flush()
 
     def __exit__(self, *_: object) -> None:
-        if self._shown:
+        if self._terminal:
             sys.stderr.write("\r\x1b[K")

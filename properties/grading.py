@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from decoderspec.adapters.process import ChildHung, ChildLost
 from decoderspec.properties.cases import Array
 from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.probe import HARMLESS, Probe, Setting
@@ -92,6 +93,8 @@ def _raised(probe: Probe, setting: Setting, error: BaseException) -> Grade:
     text = f"{type(error).__name__} from {setting.doing}: {str(error)[:300]}"
     if not isinstance(error, Exception):
         return Grade(DIED, f"{text} (which ends the process that calls it)")
+    if isinstance(error, ChildLost):  # of the line protocol: it refused nothing
+        return Grade(HUNG if isinstance(error, ChildHung) else DIED, text)
     if _is_control(probe):
         return Grade(VALID_REFUSED, text)
     if isinstance(error, NotImplementedError):

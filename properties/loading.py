@@ -1,4 +1,7 @@
-"""Finding what is under test by its name: `package.module:attribute` or `path/to/file.py:attribute`."""
+"""Finding what is under test by its name.
+
+`package.module:attribute`, `path/to/file.py:attribute`, or `command:./decoder --flag` for a child of the line protocol.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from decoderspec.adapters.command import PREFIX, CommandError, CommandImplementation
 from decoderspec.spec.config import Config
 
-FORMS = "package.module:attribute or path/to/file.py:attribute (an instance, a class, a factory or a plain function)"
+FORMS = (
+    "package.module:attribute or path/to/file.py:attribute (an instance, a class, a factory or a plain function),"
+    " or a command that speaks the line protocol, as command:./decoder"
+)
 
 
 class LoadError(Exception):
@@ -48,11 +55,20 @@ class FunctionImplementation:
 
 def load(name: str) -> Any:
     """The implementation of that name. Raises `LoadError`."""
-    return implementation(attribute(name), name)
+    found = attribute(name)
+    if isinstance(found, CommandImplementation) and "logits" not in found.offers:
+        offered = ", ".join(found.offers) or "nothing"
+        raise LoadError(f"{found.name} offers no logits; test one of what it offers with --as: {offered}")
+    return implementation(found, name)
 
 
 def attribute(name: str) -> Any:
-    """The object of that name, as it stands in its module."""
+    """The object of that name, as it stands in its module; a command is started."""
+    if name.startswith(PREFIX):
+        try:
+            return CommandImplementation(name.removeprefix(PREFIX))
+        except CommandError as reason:
+            raise LoadError(str(reason)) from None
     place, colon, path = name.rpartition(":")
     if not colon or not place or not path:
         raise LoadError(f"{name!r} does not name an implementation; allowed: {FORMS}")
@@ -68,14 +84,14 @@ def attribute(name: str) -> Any:
 
 def implementation(found: Any, name: str) -> Any:
     """An implementation from an instance, a class, a zero-argument factory or a plain function of three parameters."""
-    if not inspect.isclass(found) and hasattr(found, "build"):
+    if not inspect.isclass(found) and _is_implementation(found):
         return found
     if _is_logits_function(found):
         return FunctionImplementation(found)
     if inspect.isfunction(found) and (missing := _required(found)):
         raise LoadError(f"a plain function takes (config, parameters, tokens); {name} takes {missing}")
     if not callable(found):
-        raise LoadError(f"{name} is {type(found).__name__}, which has no build(config, parameters); allowed: {FORMS}")
+        raise LoadError(f"{name} is {type(found).__name__}, which has no build(config, parameters) and no load(); allowed: {FORMS}")
     try:
         made = found()
     except KeyboardInterrupt:
@@ -84,9 +100,14 @@ def implementation(found: Any, name: str) -> Any:
         raise LoadError(f"{name}() raised {type(reason).__name__}: {reason}") from reason
     if _is_logits_function(made):
         return FunctionImplementation(made)
-    if not hasattr(made, "build"):
-        raise LoadError(f"{name}() gave {type(made).__name__}, which has no build(config, parameters)")
+    if not _is_implementation(made):
+        raise LoadError(f"{name}() gave {type(made).__name__}, which has no build(config, parameters), and no load()")
     return made
+
+
+def _is_implementation(found: Any) -> bool:
+    """Whether models come from it: built to order, or loaded with weights of its own."""
+    return hasattr(found, "build") or hasattr(found, "load")
 
 
 def _required(function: Any) -> int:
