@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-GUARDED = ("check", "explain")  # the commands that run somebody's code
+GUARDED = ("check", "explain", "bench")  # the commands that run somebody's code
 SENTINEL = "DECODERSPEC_FINISHED"  # names the file that a command writes when it has come to its end
 UNSAID = 2
 

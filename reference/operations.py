@@ -97,9 +97,9 @@ def rms_norm_vjp(dy: Array, _y: Array, x: Array, gain: Array, epsilon: float) ->
     """Pullback of `y = n * gain`, `n = x * r`, `r = (mean(x^2) + epsilon)^(-1/2)`."""
     r = inverse_root(x, epsilon)
     n = x * r
-    dn = dy * gain
-    dgain = np.sum(dy * n, axis=(-3, -2))
-    dx = r * (dn - n * np.mean(dn * n, axis=-1, keepdims=True))
+    terms = dy * n
+    dgain = np.sum(terms, axis=(-3, -2))
+    dx = r * (dy * gain - n * np.mean(terms * gain, axis=-1, keepdims=True))
     return dx, dgain, None
 
 
@@ -184,8 +184,9 @@ def rotate_vjp(dy: Array, _y: Array, x: Array, table: Array) -> Gradients:
 
 def scores(query: Array, key: Array) -> Array:
     """`q . k / sqrt(w)` for keys up to the query, minus infinity after it: `[B, h, T, S]`."""
-    products = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
-    return np.where(causal(products.shape[-1]), products, -np.inf)
+    mask = np.where(causal(key.shape[-2]), 0.0, -np.inf)  # [T, S]
+    products: Array = query / np.sqrt(query.shape[-1]) @ key.swapaxes(-1, -2)
+    return products + mask
 
 
 def causal(tokens: int) -> Array:
@@ -195,15 +196,16 @@ def causal(tokens: int) -> Array:
 
 def scores_vjp(ds: Array, _s: Array, query: Array, key: Array) -> Gradients:
     """Pullback of `s = q . k / sqrt(w)`; masked scores have no upstream gradient, since their weights are 0."""
-    ds = ds / np.sqrt(query.shape[-1])
-    return ds @ key, ds.swapaxes(-1, -2) @ query
+    root = np.sqrt(query.shape[-1])
+    return ds @ key / root, ds.swapaxes(-1, -2) @ query / root
 
 
 def softmax(s: Array) -> Array:
     """`exp(s - max) / sum exp(s - max)` over keys: `[B, h, T, S]`; a masked key gets exactly 0."""
-    e = np.exp(s - np.max(s, axis=-1, keepdims=True))
-    weights: Array = e / np.sum(e, axis=-1, keepdims=True)
-    return weights
+    e: Array = s - np.max(s, axis=-1, keepdims=True)
+    np.exp(e, out=e)
+    e /= np.sum(e, axis=-1, keepdims=True)
+    return e
 
 
 def softmax_vjp(dp: Array, p: Array, _s: Array) -> Gradients:
@@ -228,15 +230,16 @@ def silu(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """`1 / (1 + exp(-x))`, through `exp(-|x|)` so that nothing overflows and small values keep their digits."""
-    e = np.exp(-np.abs(x))
-    return np.where(x < 0, e, 1.0) / (1.0 + e)
+    """`exp(x) / (1 + exp(x))`; from 40 on it is 1 to the last bit, so that nothing overflows and small values stay."""
+    e: Array = np.exp(np.minimum(x, 40.0))
+    e /= 1.0 + e
+    return e
 
 
-def silu_vjp(dy: Array, _y: Array, x: Array) -> Gradients:
-    """Pullback of `y = x * s`: the derivative is `s + x * s * (1 - s)`, with `1 - s` as `sigmoid(-x)`."""
+def silu_vjp(dy: Array, y: Array, x: Array) -> Gradients:
+    """Pullback of `y = x * s`: the derivative is `s + x * s * (1 - s)`, which is `s + y * (1 - s)`."""
     s = sigmoid(x)
-    return (dy * (s + x * s * sigmoid(-x)),)
+    return (dy * (s + y * (1.0 - s)),)
 
 
 def multiply(a: Array, b: Array) -> Array:

@@ -47,9 +47,8 @@ class Tape:
     def pullback(self, upstream: Array) -> Iterator[tuple[Step, Gradients]]:
         """Walk back from the last output, yielding each step with the gradients of its inputs; empties the tape."""
         gradients = {id(self.steps[-1].output): upstream}
-        kept = []  # a step must outlive the walk, or a new array could take the identity of one that was freed
         while self.steps:
-            kept.append(step := self.steps.pop())
+            step = self.steps.pop()  # and let go of: whatever lives on was made before, so identities stay apart
             dy = gradients.pop(id(step.output), None)
             if dy is None:
                 continue  # nothing downstream used it

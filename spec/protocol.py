@@ -27,7 +27,12 @@ class Model(Protocol):
 
 
 class Implementation(Protocol):
-    """What an adapter offers: a name, `build`, and whatever it declares about itself."""
+    """What an adapter offers: a name, `build`, and whatever it declares about itself.
+
+    For `decoderspec bench` it may offer `yardstick(rows, inner, columns, products, numbers, sweeps)`, a function of no
+    arguments that carries out so many matrix products and sweeps of memory on its device; `synchronize()`, which
+    returns when the device is done; and `peak_memory()`, the bytes held at most since it was last asked.
+    """
 
     name: str
 
