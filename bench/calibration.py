@@ -26,7 +26,6 @@ from decoderspec.bench.formulations import FORMULATIONS, LONG, Formulation, Kern
 from decoderspec.properties.cases import Array, Case, arrays
 from decoderspec.reference import certified, decoder, oracle, units
 from decoderspec.reference.limits import distinct_rows, independent, spread_allowed, worst_allowed
-from decoderspec.reference.noise import RUNS
 from decoderspec.reference.operations import OPERATIONS, Operations
 from decoderspec.spec.precision import FORMATS, Recipe, recipe
 from decoderspec.spec.stages import suffix
@@ -173,8 +172,7 @@ class Slope:
         names = [name for name in known if name.startswith("gradient.") and name not in (units.LOOKUP, units.HEAD)]
         directions = {name: _direction(known[name].unit, rng) for name in names}
         truth = sum(np.sum(known[name].truth * directions[name]) for name in names)
-        projected = sum(np.sum((moved[name] * directions[name]).reshape(RUNS, -1), axis=1) for name in names)
-        return cls(directions, Scale(np.asarray(truth), units.unit(np.asarray(projected)), 1, 1.0))
+        return cls(directions, Scale(np.asarray(truth), units.along(moved, directions), 1, 1.0))
 
     def measure(self, got: Mapping[str, Array]) -> Measured:
         """As `Scale.measure`, of one number."""

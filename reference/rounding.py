@@ -61,18 +61,23 @@ def rms_norm(noise: Noise, at: Place, y: Array, x: Array, _gain: Array, epsilon:
 def rms_norm_vjp(
     noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array, gain: Array, epsilon: float
 ) -> Gradients:
-    """`dx = r (dn - n mean(dn n))`: both terms, the mean and the root are rounded before they cancel."""
+    """`dx = r (dn - n mean(dn n))`: both terms, the mean and the root are rounded before they cancel.
+
+    The root is in `n` too, twice, and there its error stays when the terms cancel: in a row that one feature rules.
+    """
     dx, dgain, _ = exact
     r = plain.inverse_root(x, epsilon)
     n, dn, width = x * r, dy * gain, x.shape[-1]
     terms = dn * n
     mean = np.mean(terms, axis=-1, keepdims=True)
     row = noise.spread(mean, noise.summed(mean * width, length(terms), width, at.inner) / width, 3) - mean
-    root = noise.spread(r, _norm_errors(noise, at.inner, x, epsilon) * r, 3) / r
+    error = _norm_errors(noise, at.inner, x, epsilon)
+    root = noise.errors(r, error * r, 3) * error
     inside = noise.deviation(at.inner) * 2.0 * r * np.hypot(dn, n * mean)
     tiny = at.gradient.tiny * noise.scale
     stored = r * np.hypot(noise.deviation(at.gradient) * dn, tiny)  # eager code stores `dn` before it goes on
-    noisy_dx = noise.store((dx - r * n * row) * root, at.gradient, 3, np.hypot(inside, stored))
+    moved = (dx - r * n * (row + 2.0 * mean * root)) * (1.0 + root)
+    noisy_dx = noise.store(moved, at.gradient, 3, np.hypot(inside, stored))
     positions = x.shape[-3] * x.shape[-2]
     gain_terms = length(dy * n, (-3, -2))[..., 0, 0, :]
     inner = noise.summed(dgain, gain_terms, positions, at.inner)

@@ -1,5 +1,6 @@
 """Noise units: the root mean square change of each output element under rounding noise, pooled with its row."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,6 +39,19 @@ def unit(deviation: Array) -> Array:
     own = np.mean(np.square(deviation / largest), axis=0)
     pooled: Array = np.sqrt((own + np.mean(own, axis=-1, keepdims=True)) / 2) * largest[0]
     return pooled
+
+
+def along(deviations: Mapping[str, Array], directions: Mapping[str, Array]) -> Array:
+    """Noise unit of the sum of some values, each element times that of its direction.
+
+    It is that of the sum, but no less than if all elements erred independently: equal ones cancel along opposite
+    directions, and a decoder that computes them in another order need not make them equal.
+    """
+    moved = {name: deviations[name] * direction for name, direction in directions.items()}
+    runs = len(next(iter(moved.values())))
+    together = unit(np.asarray(sum(np.sum(each.reshape(runs, -1), axis=1) for each in moved.values())))
+    apart = length(np.array([length(each.ravel())[0] for each in moved.values()]))[0] / math.sqrt(runs)
+    return np.maximum(together, apart)
 
 
 def freedom(deviation: Array, unit: Array) -> float:
