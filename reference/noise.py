@@ -5,8 +5,9 @@ random error of the same size, in its forward and in its pullback; a few runs at
 change of every output element, its *noise unit*. Stochastic arithmetic (La Porte and Vignes 1974; Parker 1997; Denis,
 de Oliveira Castro and Petit 2016), used here as the acceptance limit of a conformance suite.
 
-Runs lead all other axes. A rounding to nearest with unit roundoff `u` has relative error uniform in `[-u, u] / m`
-for a significand `m` in [1, 2), log-uniform: its root mean square is `RMS * u`.
+Runs lead all other axes. A rounding to nearest has an error uniform over the spacing of the format at the result. Where
+what is rounded stays inside, its size is that of the average significand: with unit roundoff `u` the relative error is
+uniform in `[-u, u] / m` for a significand `m` in [1, 2), log-uniform, and its root mean square is `RMS * u`.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class Noise:
         """A result with standard error `extra` inside and `roundings` roundings to its format; underflow is one."""
         if extra is not None:
             value = self.spread(value, extra, rank, apart=rank > 0)
-        relative = np.abs(value) * (self.deviation(form) * math.sqrt(roundings))
-        return self.spread(value, np.hypot(relative, form.tiny * self.scale), rank)
+        spacing = _power_of_two(np.abs(value)) * (2 * form.unit * self.scale)
+        return self.spread(value, np.hypot(spacing * math.sqrt(roundings / 12), form.tiny * self.scale), rank)
 
     def summed(self, total: Array, length: Array, count: int, form: Format) -> Array:
         """Standard error of a sum of `count` products with this total; `length` is the root of their sum of squares.
@@ -127,9 +128,14 @@ class Noise:
 
 def _cells(size: Array, width: Array) -> Array:
     """Which of the cells between here and 0 each value lies in; their width is the power of two below the one given."""
-    power = (np.maximum(width, 1e-300, dtype=np.float64).view(np.int64) & np.int64(0x7FF << 52)).view(np.float64)
     with np.errstate(over="ignore"):
-        return np.asarray(np.rint(size / power).view(np.uint64))
+        return np.asarray(np.rint(size / _power_of_two(width)).view(np.uint64))
+
+
+def _power_of_two(size: Array) -> Array:
+    """The power of two at or below each number, of those that are not too small to matter."""
+    found: Array = (np.maximum(size, 1e-300, dtype=np.float64).view(np.int64) & np.int64(0x7FF << 52)).view(np.float64)
+    return found
 
 
 def length(x: Array, axis: int | tuple[int, ...] = -1) -> Array:
