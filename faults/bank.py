@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,7 @@ from decoderspec.faults import (
     state,
 )
 from decoderspec.faults.fault import Fault, FaultyReference
+from decoderspec.spec.shown import shown
 
 BANK: tuple[Fault, ...] = (
     *embedding.FAULTS,
@@ -64,7 +66,8 @@ def by_name(name: str) -> Fault:
     """The fault of that name. Raises `KeyError` that lists what resembles it."""
     if name not in _names():
         near = [known for known in _names() if set(name.split("-")) & set(known.split("-"))]
-        raise KeyError(f"there is no fault {name!r}; near it: {', '.join(near) or 'nothing'}")
+        near = near or get_close_matches(name, _names(), n=5, cutoff=0.0)
+        raise KeyError(f"there is no fault {shown(name)}; near it: {', '.join(near)}")
     return _names()[name]
 
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from decoderspec.faults.fault import Weights
-from decoderspec.reference import oracle, units
+from decoderspec.faults.numbers import rounded
+from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.operations import OPERATIONS, Array, Operations
 from decoderspec.spec.config import Config
 from decoderspec.spec.precision import Recipe
+from decoderspec.spec.stages import suffix
 
 DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
 
@@ -27,7 +31,7 @@ class Case:
     recipe: Recipe
     seed: int = 0
     units: dict[str, dict[str, Array]] = field(default_factory=dict)  # of all stages, by precision
-    spoiled: dict[Any, set[str]] = field(default_factory=dict)  # see `training.suspects`
+    spoiled: dict[Any, set[str]] = field(default_factory=dict)  # see `derivatives.suspects`
     predicted: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)  # by hypothesis and place
 
     @cached_property
@@ -44,7 +48,15 @@ class Case:
     @cached_property
     def truth(self) -> dict[str, Any]:
         """Every stage by the oracle, from the tokens on."""
-        return oracle.forward(self.config, self.parameters, self.tokens, digits=DIGITS)
+        return self.truth_given({})
+
+    def truth_given(self, given: Mapping[str, Array]) -> dict[str, Any]:
+        """Every stage by the oracle in the fastest arithmetic that is installed, each from the given values before."""
+        at = self.config, self.parameters, self.tokens
+        return certified.values(
+            lambda digits, arithmetic: oracle.forward(*at, digits=digits, arithmetic=arithmetic, given=given),
+            digits=DIGITS,
+        )
 
     def stage_units(self, given: Mapping[str, Array], rule: Recipe) -> dict[str, Array]:
         """Noise units of every stage, each from the given values before it."""
@@ -57,8 +69,13 @@ class Case:
         return found
 
     def stage_noise(self, given: Mapping[str, Array], rule: Recipe) -> dict[str, tuple[Array, float]]:
-        """Of every stage the noise units, and how many elements err independently."""
-        compute = units.stage_values(self.config, self.parameters, self.tokens, given)
+        """Of every stage the noise units, and how many elements err independently.
+
+        A stage that is handed out finer than declared is rounded after it was seen: its noise goes on.
+        """
+        stored = {name: rounded(value, rule.stored(suffix(name)).name) for name, value in given.items()}
+        anchors = {name: value for name, value in given.items() if np.array_equal(value, stored[name])}
+        compute = units.stage_values(self.config, self.parameters, self.tokens, anchors)
         return {name: units.noise(moved) for name, moved in units.deviations(compute, rule, self.seed).items()}
 
     def _compute(self) -> Callable[[Operations], dict[str, Array]]:

@@ -8,20 +8,28 @@ is left. This module compares plain arrays, and judges nobody: the verdict is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from decoderspec.faults import hypotheses, training
 from decoderspec.faults.bank import BANK
 from decoderspec.faults.case import Case
+from decoderspec.faults.derivatives import suspects
 from decoderspec.faults.fault import Fault, Weights
 from decoderspec.faults.hypotheses import Cause
-from decoderspec.faults.local import StageReport, local_reports
+from decoderspec.faults.local import StageReport, difference, local_reports
 from decoderspec.faults.training import GradientReport, LossReport
-from decoderspec.reference.operations import Array
+from decoderspec.reference.decoder import decoder as right_decoder
+from decoderspec.reference.operations import OPERATIONS, Array
+from decoderspec.reference.splitmix64 import SplitMix64, initialize
 from decoderspec.spec.config import Config
 from decoderspec.spec.precision import Recipe
 from decoderspec.spec.stages import stage_names
+
+ATOL = 1e-5  # what tests of decoders use
+TINY = 1e-300  # a noise unit of zero is no reason to divide by it
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,40 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Closeness:
+    """How far off a result is in plain numbers: what a test with a fixed tolerance sees of it."""
+
+    what: str
+    error: float  # the largest, absolute
+    width: float  # of the tolerance `ATOL`, in noise units of that element
+    fresh: float | None = None  # the error that the likeliest cause makes with freshly initialized parameters
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "of": self.what, "error": self.error, "atol": ATOL, "passes": self.error <= ATOL,
+            "tolerance_in_noise": self.width, "error_when_initialized": self.fresh,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Example:
+    """The smallest case that was found to show it, and its worst element."""
+
+    case: str
+    name: str  # of the stage, `loss` or a gradient
+    index: tuple[int, ...]
+    got: float
+    want: float
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "case": self.case, "stage": self.name, "index": list(self.index), "got": self.got, "want": self.want,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """The stages in forward order, the first wrong one, and the likely causes, likeliest first."""
 
@@ -47,6 +89,8 @@ class Diagnosis:
     gradients: tuple[GradientReport, ...] = ()
     derivatives: tuple[str, ...] = ()  # operations whose derivative alone would make these gradients wrong
     tried: int = 0
+    closeness: Closeness | None = None
+    example: Example | None = None
 
     @property
     def first_wrong_stage(self) -> str | None:
@@ -62,57 +106,52 @@ class Diagnosis:
         right = [report.conforms for report in self.stages] + [report.conforms for report in self.gradients]
         return not all(right) or (self.loss is not None and not self.loss.conforms)
 
-    def to_json(self) -> dict[str, object]:
-        """Plain data: the stages, the first wrong one, the likely causes, the next hypothesis, loss and gradients."""
+    @property
+    def place(self) -> str | None:
+        """Where it is wrong, in words: the first wrong stage, the loss, or a derivative."""
+        if self.first_wrong_stage or not self.wrong:
+            return self.first_wrong_stage
+        if self.loss is not None and not self.loss.conforms:
+            return "loss"
+        if self.derivatives:
+            return f"the derivative of {' or of '.join(self.derivatives)}"
+        return f"the gradient of {next(report.name for report in self.gradients if not report.conforms)}"
+
+    @property
+    def kind(self) -> str | None:
+        """The family of the likeliest cause."""
+        return self.causes[0].family.replace("_", " ") if self.causes else None
+
+    @property
+    def compared(self) -> str:
+        """What was compared, in words."""
+        inner = sum(report.name != "logits" for report in self.stages)
+        parts = [f"{inner} stage{'s' * (inner > 1)}"] if inner else []
+        parts += ["the logits"] if inner < len(self.stages) else []
+        parts += ["the loss"] if self.loss is not None else []
+        parts += [f"{len(self.gradients)} gradients"] if self.gradients else []
+        return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts) or "nothing was"
+
+    def to_json(self, hint: int = 0) -> dict[str, object]:
+        """Plain data: everything, or so many hints (1 the stage, 2 the kind too, 3 the causes too)."""
+        causes = [cause.to_json() for cause in self.causes]
+        steps: dict[str, object] = {"first_wrong_stage": self.first_wrong_stage, "place": self.place}
+        if hint:
+            further = {"kind": self.kind, "likely_causes": causes}
+            return {"hint": hint, "wrong": self.wrong, **steps, **dict(list(further.items())[: hint - 1])}
         return {
-            "first_wrong_stage": self.first_wrong_stage,
+            **steps,
             "after": self.after,
             "stages": [report.to_json() for report in self.stages],
-            "likely_causes": [cause.to_json() for cause in self.causes],
+            "likely_causes": causes,
             "next": self.next.to_json() if self.next else None,
             "loss": self.loss.to_json() if self.loss else None,
             "gradients": [report.to_json() for report in self.gradients],
             "derivatives": list(self.derivatives),
             "tried": self.tried,
+            "tolerance": self.closeness.to_json() if self.closeness else None,
+            "example": self.example.to_json() if self.example else None,
         }
-
-    def describe(self) -> str:
-        """The diagnosis for a terminal."""
-        return "\n".join([*self._stage_lines(), *self._loss_lines(), *self._gradient_lines(), *self._cause_lines()])
-
-    def _stage_lines(self) -> Iterable[str]:
-        if self.stages:
-            yield f"{'stage':<34} {'error':>10} {'allowed':>8} {'bits':>5}   each on its own inputs"
-        first = next((report.name for report in self.stages if not report.conforms), None)
-        for report in self.stages:
-            mark = "  <- first wrong" if report.name == first else "" if report.conforms else "  wrong too"
-            yield f"{report.name:<34} {report.noise:>10.3g} {report.allowed:>8.1f} {report.bits:>5.1f}{mark}"
-        if self.after and first:
-            yield f"the fault lies after {self.after} and not after {first}"
-
-    def _loss_lines(self) -> Iterable[str]:
-        if self.loss is not None:
-            verdict = "right" if self.loss.conforms else "WRONG"
-            error = f"{self.loss.noise:.3g} x noise ({self.loss.allowed:.1f} allowed)"
-            yield f"loss, given its own logits: {verdict}, {error}"
-
-    def _gradient_lines(self) -> Iterable[str]:
-        wrong = [report for report in self.gradients if not report.conforms]
-        for report in wrong:
-            yield f"gradient of {report.name}: {report.noise:.3g} x noise ({report.allowed:.1f} allowed)"
-        if wrong and self.derivatives:
-            yield f"consistent with a wrong derivative of: {', '.join(self.derivatives)}"
-
-    def _cause_lines(self) -> Iterable[str]:
-        for cause in self.causes:
-            yield f"likely cause: {cause.fault} ({cause.stage}): {cause.sentence}"
-            yield f"  reproduces what was given to {cause.noise:.3g} x noise ({cause.allowed:.1f} allowed)"
-            if cause.source:
-                yield f"  seen before: {cause.source}"
-        if self.wrong and not self.causes:
-            yield f"no known fault reproduces this ({self.tried} tried)"
-        if self.wrong and self.next:
-            yield f"next hypothesis: {self.next.fault}, {self.next.noise:.3g} x noise"
 
 
 def diagnose(
@@ -132,18 +171,31 @@ def diagnose(
     return diagnose_case(case, observed, bank=bank, pairs=pairs)
 
 
-def diagnose_case(case: Case, observed: Observed, *, bank: Sequence[Fault] = BANK, pairs: bool = False) -> Diagnosis:
-    """`diagnose`, for whoever has several things to ask about one case: predictions are kept in it."""
+def diagnose_case(
+    case: Case,
+    observed: Observed,
+    *,
+    bank: Sequence[Fault] = BANK,
+    pairs: bool = False,
+    judged: Collection[str] | None = None,
+) -> Diagnosis:
+    """`diagnose`, for whoever has several things to ask about one case: predictions are kept in it.
+
+    `judged` are the stages that can be judged, where not all can; the others are inputs of theirs alone.
+    """
     given = dict(observed.stages)
     if observed.logits is not None:
         given.setdefault("logits", observed.logits)
-    stages = local_reports(case, given)
+    stages = local_reports(case, given, judged)
+    if judged is not None and "logits" not in judged:
+        given.pop("logits", None)
     first = next((report.name for report in stages if not report.conforms), None)
     if first is not None:
         after = _before(case.config, given, first) if len(given) > 1 else None
         causes, beyond, tried = hypotheses.of_forward(case, given, first, after, bank, pairs)
         loss = training.loss_report(case, given.get("logits"), observed.loss)
-        return Diagnosis(stages, after, causes, beyond, loss, tried=tried)
+        near = closeness(case, given.get("logits"), causes)
+        return Diagnosis(stages, after, causes, beyond, loss, tried=tried, closeness=near)
     return _of_training(case, stages, given, observed, bank)
 
 
@@ -165,8 +217,43 @@ def _of_training(
         found = training.of_loss(case, given.get("logits"), observed.loss, bank)
     if not all(report.conforms for report in gradients) and not found[0]:
         found = training.of_gradients(case, observed.gradients, observed.role_gradients, bank)
-        derivatives = training.suspects(case, gradients)
+        seen = training.named(observed.gradients, observed.role_gradients)
+        derivatives = suspects(case, gradients, seen)
     return Diagnosis(stages, None, *found[:2], loss, gradients, derivatives, found[2])
+
+
+def closeness(case: Case, logits: Array | None, causes: Sequence[Cause]) -> Closeness | None:
+    """What a test of the logits with a fixed tolerance sees; nothing where they are not given or not finite."""
+    if logits is None:
+        return None
+    found = closeness_of(
+        "the logits", difference(logits, case.truth["logits"]), case.stage_units({}, case.recipe)["logits"]
+    )
+    return replace(found, fresh=fresh_error(case, causes)) if found else None
+
+
+def closeness_of(what: str, error: Array, unit: Array) -> Closeness | None:
+    """What a test with a fixed tolerance sees of an error; nothing where it is not finite."""
+    size = np.abs(error)
+    if not np.isfinite(size).all():
+        return None
+    there = np.broadcast_to(unit, size.shape).flat[np.argmax(size)]
+    return Closeness(what, float(np.max(size)), ATOL / max(float(there), TINY))
+
+
+def fresh_error(case: Case, causes: Sequence[Cause]) -> float | None:
+    """How far off the likeliest cause makes the logits where the parameters are freshly initialized."""
+    fault = next((fault for fault in BANK if causes and fault.name == causes[0].fault), None)
+    if fault is None or fault.level != "forward":
+        return None
+    weights = initialize(case.config, SplitMix64(case.seed))
+    at = case.config, weights, case.tokens
+    try:
+        with np.errstate(all="ignore"):
+            gap = fault.decoder(fault.operations(OPERATIONS), *at) - right_decoder(OPERATIONS, *at)
+    except (ValueError, IndexError, ZeroDivisionError):  # a wrong shape somewhere inside
+        return None
+    return float(np.max(np.abs(gap)))
 
 
 def _before(config: Config, given: Mapping[str, Array], stage: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -19,10 +19,13 @@ from decoderspec.reference.operations import OPERATIONS, Array, Operation, Opera
 from decoderspec.reference.rounding import noisy, softmax
 from decoderspec.spec.stages import stage_names, suffix
 
-__all__ = ["Case", "Cause", "Found", "of_forward", "ranked"]
-
 CLOSEST = 3  # hypotheses whose own noise is computed at least: about 5 ms each
-CHECKED_PAIRS = 3000
+CHECKED_PAIRS = 40_000  # of distinct functions there are some 26,000, at a third of a millisecond each
+BETTER = 0.9  # of the distance at which the right formulas are: what is no nearer than they are explains nothing
+NEAR = 1000.0  # times its limit: what is farther off shares no more than the leading digits, as anything does
+SAME = 1e-9  # relative: predictions of one function differ by their rounding alone
+
+RIGHT = Fault(name="none", stage="", family="", sentence="", breaks=(), level="gradient")
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,22 @@ class Cause:
     reproduces: bool
     sentence: str
     source: str = ""
+    family: str = ""
+
+    @property
+    def near(self) -> bool:
+        """Whether it comes near enough for its distance to say anything."""
+        return self.noise <= NEAR * self.allowed
+
+    def at(self, stage: str) -> Cause:
+        """The same with another name of its stage."""
+        return replace(self, stage=stage)
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            "fault": self.fault, "stage": self.stage, "noise": self.noise, "allowed": self.allowed,
-            "sentence": self.sentence, "source": self.source,
+            "fault": self.fault, "stage": self.stage, "family": self.family, "noise": self.noise,
+            "allowed": self.allowed, "near": self.near, "sentence": self.sentence, "source": self.source,
         }  # fmt: skip
 
 
@@ -68,6 +81,7 @@ class Hypothesis:
         return Cause(
             self.name, first.stage, comparison.worst, comparison.allowed, comparison.conforms,
             "; ".join(fault.sentence for fault in self.faults), "; ".join(f.source for f in self.faults if f.source),
+            " and ".join(dict.fromkeys(fault.family for fault in self.faults)),
         )  # fmt: skip
 
 
@@ -79,24 +93,54 @@ def of_forward(
     before = {name: given[name] for name in names[: names.index(first)] if name in given}
     seen = {name: given[name] for name in (first, "logits") if name in given}
     forward = [fault for fault in bank if fault.level == "forward"]
-    window = names[names.index(after) + 1 if after else 0 : names.index(first) + 1]
-    allowed = {suffix(name) for name in window}
+    allowed = {suffix(name) for name in between(case.config.layers, after, first)}
     place = "" if before else "logits"
+    right = Hypothesis((RIGHT,), place, _forward_values(case, RIGHT, before, first))
     single = [Hypothesis((f,), place, _forward_values(case, f, before, first)) for f in forward]
-    found = ranked(case, single, seen, allowed if before else None)
+    found = ranked(case, single, seen, right, allowed if before else None)
     if before and "logits" in given:
         found = _by_logits(case, found, given["logits"], forward)
     if pairs and not found[0]:
-        both = (_pair(a, b) for a, b in combinations(forward, 2))
-        two = [Hypothesis(pair, place, _forward_values(case, fault, before, first)) for pair, fault in _valid(both)]
-        found = ranked(case, two[:CHECKED_PAIRS], seen, None)
+        some = _starting_in(allowed, forward) if before else _distinct(case, single)
+        both = (((a, b), paired(a, b)) for a, b in combinations(some, 2))
+        two = [Hypothesis(pair, "", _forward_values(case, f, before, first)) for pair, f in both if f is not None]
+        found = _together(found, ranked(case, two[:CHECKED_PAIRS], seen, right))
     return found
+
+
+def _starting_in(stages: set[str], forward: Sequence[Fault]) -> list[Fault]:
+    return [fault for fault in forward if stages & {fault.stage, *fault.also}]
+
+
+def _distinct(case: Case, single: Sequence[Hypothesis]) -> list[Fault]:
+    """One fault for each function that differs, on this case, from the right one and from the others."""
+    right = right_decoder(OPERATIONS, case.config, case.parameters, case.tokens)
+    step, found = SAME * (_size(right) or 1.0), dict[bytes, Fault]()
+    for each in single:
+        value = computed(case, each).get("logits")
+        if value is not None and value.shape == right.shape and not np.allclose(value, right, rtol=SAME, atol=step):
+            with np.errstate(all="ignore"):
+                found.setdefault((np.round(value / step / 10) + 0.0).tobytes(), each.faults[0])
+    return list(found.values())
+
+
+def _together(single: Found, pairs: Found) -> Found:
+    """What the pairs explain, and the nearest of both that does not."""
+    beyond = [cause for cause in (single[1], pairs[1]) if cause is not None]
+    return pairs[0], min(beyond, key=lambda cause: cause.noise, default=None), single[2] + pairs[2]
+
+
+def between(layers: int, after: str | None, first: str) -> tuple[str, ...]:
+    """The stages after one that is right, from the embedding on where none is, up to the first that is wrong."""
+    names = stage_names(layers)
+    return names[names.index(after) + 1 if after else 0 : names.index(first) + 1]
 
 
 def _by_logits(case: Case, found: Found, logits: Array, forward: Sequence[Fault]) -> Found:
     """Causes of the same local result: first those that also lead to the logits that were given."""
     whole = {f.name: Hypothesis((f,), "logits", _forward_values(case, f, {}, "logits")) for f in forward}
-    gaps = {cause.fault: distance(case, whole[cause.fault], {"logits": logits}) for cause in found[0]}
+    size = {"logits": _size(logits) or 1.0}
+    gaps = {cause.fault: distance(case, whole[cause.fault], {"logits": logits}, size) for cause in found[0]}
     near = min(gaps.values(), default=0.0)
     ordered = sorted(found[0], key=lambda cause: gaps[cause.fault] > 1e3 * near + 1e-9)
     return tuple(ordered), found[1], found[2]
@@ -143,26 +187,35 @@ def _anchored(operations: Operations, before: Mapping[str, Array], first: str) -
     return operations.each(wrap)
 
 
-def _pair(a: Fault, b: Fault) -> tuple[tuple[Fault, Fault], Fault | None]:
-    """Two faults at once, where at most one of them is another composition."""
+def paired(a: Fault, b: Fault) -> Fault | None:
+    """Two faults at once; None where both are another composition, or change the same stage."""
     composed = [fault.decoder for fault in (a, b) if fault.decoder is not right_decoder]
     if len(composed) > 1 or a.stage == b.stage:
-        return (a, b), None
+        return None
     decoder = composed[0] if composed else right_decoder
-    return (a, b), replace(a, decoder=decoder, operations=in_turn(a.operations, b.operations))
-
-
-def _valid(pairs: Iterable[tuple[tuple[Fault, Fault], Fault | None]]) -> Iterable[tuple[tuple[Fault, Fault], Fault]]:
-    return ((pair, fault) for pair, fault in pairs if fault is not None)
+    operations = in_turn(a.operations, b.operations)
+    return replace(a, name=f"{a.name} and {b.name}", decoder=decoder, operations=operations)
 
 
 # --- Ranking ---
 
 
-def ranked(case: Case, tried: Sequence[Hypothesis], seen: Mapping[str, Array], stages: set[str] | None) -> Found:
-    """Hypotheses by how near they come: the nearest few are judged by the noise of their own computation."""
-    near = sorted(((distance(case, each, seen), i) for i, each in enumerate(tried)), key=lambda pair: pair[0])
-    judged = [_judged(case, tried[i], seen) for gap, i in near[:CLOSEST] if np.isfinite(gap)]
+def ranked(
+    case: Case,
+    tried: Sequence[Hypothesis],
+    seen: Mapping[str, Array],
+    right: Hypothesis,
+    stages: set[str] | None = None,
+) -> Found:
+    """Hypotheses by how near they come: the nearest few are judged by the noise of their own computation.
+
+    In a coarse precision many come within the noise, the right formulas too: a cause must come nearer than these do.
+    """
+    sizes = {name: _size(value) or 1.0 for name, value in seen.items()}
+    enough = BETTER * distance(case, right, seen, sizes)
+    gaps = ((distance(case, each, seen, sizes), i) for i, each in enumerate(tried))
+    near = sorted((pair for pair in gaps if np.isfinite(pair[0]) and pair[0] <= enough), key=lambda pair: pair[0])
+    judged = [_judged(case, tried[i], seen) for _, i in near[:CLOSEST]]
     while judged and judged[-1].reproduces and len(judged) < len(near):  # a large group of the same function
         judged.append(_judged(case, tried[near[len(judged)][1]], seen))
     within = sorted((c for c in judged if c.reproduces), key=lambda c: (not _fits(c, tried, stages), c.noise))
@@ -192,18 +245,18 @@ def _attempted(hypothesis: Hypothesis, over: Substitution) -> Values | None:
         return None
 
 
-def distance(case: Case, hypothesis: Hypothesis, seen: Mapping[str, Array]) -> float:
-    """Root mean square difference over what was seen, relative to it; infinite where shapes differ."""
+def distance(case: Case, hypothesis: Hypothesis, seen: Mapping[str, Array], sizes: Mapping[str, float]) -> float:
+    """Root mean square difference over what was seen, relative to its size; infinite where shapes differ."""
     values = computed(case, hypothesis)
-    common = [(values[name], seen[name]) for name in values if name in seen]
-    if not common or any(a.shape != b.shape for a, b in common):
+    common = [name for name in values if name in seen]
+    if not common or any(values[name].shape != seen[name].shape for name in common):
         return np.inf
-    return max(_relative(error(got, value), got) for value, got in common)
+    return max(_relative(error(seen[name], values[name]), sizes[name]) for name in common)
 
 
-def _relative(gap: Array, got: Array) -> float:
+def _relative(gap: Array, size: float) -> float:
     with np.errstate(all="ignore"):
-        return float(np.nan_to_num(np.sqrt(np.mean(np.square(gap / (_size(got) or 1.0)))), nan=np.inf))
+        return float(np.nan_to_num(np.sqrt(np.mean(np.square(gap / size))), nan=np.inf))
 
 
 def error(got: Array, value: Array) -> Array:
@@ -216,25 +269,25 @@ def error(got: Array, value: Array) -> Array:
 def _judged(case: Case, hypothesis: Hypothesis, seen: Mapping[str, Array]) -> Cause:
     """The worst comparison of what was seen with what the hypothesis predicts, in its own noise."""
     exact = computed(case, hypothesis)
-    unit = own_units(case, hypothesis, exact)
-    comparisons = [_comparison(seen[name], exact[name], unit[name]) for name in exact if name in seen]
+    noise = own_noise(case, hypothesis, exact)
+    comparisons = [_comparison(seen[name], exact[name], *noise[name]) for name in exact if name in seen]
     return hypothesis.cause(max(comparisons, key=lambda comparison: comparison.excess))
 
 
-def _comparison(got: Array, value: Array, unit: Array) -> Comparison:
+def _comparison(got: Array, value: Array, unit: Array, freedom: float | None) -> Comparison:
     """Both sides are rounded, so their difference is larger by the root of two."""
     gap = error(got, value) / np.sqrt(2)
-    return compare(np.where(np.isfinite(got) | (gap == 0), 0.0, np.inf), gap, unit)
+    return compare(np.where(np.isfinite(got) | (gap == 0), 0.0, np.inf), gap, unit, freedom)
 
 
-def own_units(case: Case, hypothesis: Hypothesis, exact: Values) -> Values:
-    """Noise units of a faulty computation: the same wrong formulas with every rounding replaced by noise."""
+def own_noise(case: Case, hypothesis: Hypothesis, exact: Values) -> dict[str, tuple[Array, float | None]]:
+    """`units.noise` of a faulty computation: the same wrong formulas with every rounding replaced by noise."""
     noise = Noise(case.recipe, np.random.default_rng(case.seed), RUNS, injection_scale(case.recipe))
     moved = _attempted(hypothesis, lambda operations: _noisy(noise, operations))
     if moved is None:  # a wrong operation that cannot take the runs: a rounding of each value
         size = case.recipe.results.unit
-        return {name: size * np.maximum(np.abs(value), _size(value)) for name, value in exact.items()}
-    return {name: units.unit(_deviation(moved[name], value) / noise.scale) for name, value in exact.items()}
+        return {name: (size * np.maximum(np.abs(value), _size(value)), None) for name, value in exact.items()}
+    return {name: units.noise(_deviation(moved[name], value) / noise.scale) for name, value in exact.items()}
 
 
 def _size(value: Array) -> float:
@@ -257,6 +310,7 @@ def _noisy(noise: Noise, operations: Operations) -> Operations:
     def perform(stage: str, s: Array) -> Array:
         p = wrong(stage, s)
         total = np.sum(p, axis=-1, keepdims=True)
+        total = np.where(np.abs(total - 1.0) < SAME, 1.0, total)  # noise is a function of the bits: spare them
         return np.asarray(softmax(noise, Place(noise.recipe, stage), p / total, s) * total)
 
     changed = noisy(noise, operations)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from decoderspec.faults.case import DIGITS, Case
-from decoderspec.reference import oracle
+from decoderspec.faults.case import Case
 from decoderspec.reference.limits import Comparison, compare
 from decoderspec.reference.operations import Array
 from decoderspec.spec.precision import recipe
@@ -19,7 +18,10 @@ FINEST = recipe("float64")
 
 @dataclass(frozen=True)
 class StageReport:
-    """One stage: its local error and limit in noise units, and how many bits of it are right."""
+    """One stage: its local error and limit in noise units, and how many bits of it are right.
+
+    The worst element has its limit, and so has the root mean square over all of them: see `comparison`.
+    """
 
     name: str
     noise: float
@@ -31,20 +33,24 @@ class StageReport:
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            "name": self.name, "noise": self.noise, "allowed": self.allowed, "bits": self.bits,
-            "conforms": self.conforms, "index": list(self.comparison.index), "got": self.comparison.got,
+            "name": self.name, "noise": self.noise, "allowed": self.allowed, "mean_noise": self.comparison.spread,
+            "mean_allowed": self.comparison.spread_allowed, "bits": self.bits, "conforms": self.conforms,
+            "index": list(self.comparison.index), "got": self.comparison.got,
             "expected": self.comparison.got - self.comparison.error,
         }  # fmt: skip
 
 
-def local_reports(case: Case, given: Mapping[str, Array]) -> tuple[StageReport, ...]:
-    """Every given stage in forward order. What is not finite is wrong, and nothing after it is judged by it."""
+def local_reports(
+    case: Case, given: Mapping[str, Array], judged: Collection[str] | None = None
+) -> tuple[StageReport, ...]:
+    """Every given stage, or those to be judged, in forward order.
+
+    What is not finite is wrong, and nothing after it is judged by it.
+    """
     before = {name: value for name, value in given.items() if name != "logits" and np.isfinite(value).all()}
-    truth = case.truth
-    if before:
-        truth = oracle.forward(case.config, case.parameters, case.tokens, digits=DIGITS, given=before)
+    truth = case.truth_given(before) if before else case.truth
     noise, finest = case.stage_noise(before, case.recipe), case.stage_units(before, FINEST)
-    names = [name for name in stage_names(case.config.layers) if name in given]
+    names = [name for name in stage_names(case.config.layers) if name in (given if judged is None else judged)]
     return tuple(_report(name, given[name], truth[name], noise[name], finest[name]) for name in names)
 
 

@@ -1,7 +1,8 @@
-"""Loss and gradients where the forward pass is right: what is wrong, and which operation's derivative it may be."""
+"""Loss and gradients where the forward pass is right: what is wrong, and which faults make the same of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,14 +10,17 @@ import numpy as np
 
 from decoderspec.faults.case import DIGITS, Case
 from decoderspec.faults.fault import Fault, Substitution
-from decoderspec.faults.hypotheses import Found, Hypothesis, Values, ranked
+from decoderspec.faults.hypotheses import RIGHT, Found, Hypothesis, Values, ranked
 from decoderspec.faults.local import difference
 from decoderspec.reference import oracle, units
-from decoderspec.reference.limits import compare
-from decoderspec.reference.operations import OPERATIONS, Array, Gradients, Operation, Operations
+from decoderspec.reference.limits import Comparison, compare
+from decoderspec.reference.operations import OPERATIONS, Array, Operations
 from decoderspec.reference.tape import Gradient, Tape, accumulate
 from decoderspec.spec.parameters import TABLE
-from decoderspec.spec.stages import suffix
+
+ONE_ROUNDING = 1.0  # all elements of a gradient can hang on one, say of a probability that nearly is 1
+
+BOTH_ROUNDED = math.sqrt(2)  # the reference's gradient is rounded too, so that their difference is larger by this
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,29 @@ class GradientReport:
     """One gradient against the reference's."""
 
     name: str
-    noise: float
-    allowed: float
-    conforms: bool
+    comparison: Comparison
+
+    @property
+    def noise(self) -> float:
+        """Of the worst element, in noise units."""
+        return self.comparison.worst
+
+    @property
+    def allowed(self) -> float:
+        """The limit of the worst element."""
+        return self.comparison.allowed
+
+    @property
+    def conforms(self) -> bool:
+        """Whether the worst element and the mean are within their limits."""
+        return self.comparison.conforms
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        return {"name": self.name, "noise": self.noise, "allowed": self.allowed}
+        return {
+            "name": self.name, "noise": self.noise, "allowed": self.allowed, "mean_noise": self.comparison.spread,
+            "mean_allowed": self.comparison.spread_allowed, "conforms": self.conforms,
+        }  # fmt: skip
 
 
 def loss_report(case: Case, logits: Array | None, loss: float | None) -> LossReport | None:
@@ -71,18 +91,19 @@ def gradient_reports(
     case: Case, gradients: Mapping[str, Array] | None, roles: tuple[Array, Array] | None
 ) -> tuple[GradientReport, ...]:
     """Every gradient that was given, in canonical order, then the two roles of the table."""
-    return tuple(_gradient(case, name, value) for name, value in _named(gradients, roles).items())
+    return tuple(_gradient(case, name, value) for name, value in named(gradients, roles).items())
 
 
-def _named(gradients: Mapping[str, Array] | None, roles: tuple[Array, Array] | None) -> dict[str, Array]:
-    named = {f"gradient.{name}": value for name, value in (gradients or {}).items()}
-    return named | (dict(zip((units.LOOKUP, units.HEAD), roles, strict=True)) if roles else {})
+def named(gradients: Mapping[str, Array] | None, roles: tuple[Array, Array] | None) -> dict[str, Array]:
+    """All gradients as `gradient.NAME`, those of the table's roles as `gradient.lookup` and `gradient.head`."""
+    leaves = {f"gradient.{name}": value for name, value in (gradients or {}).items()}
+    return leaves | (dict(zip((units.LOOKUP, units.HEAD), roles, strict=True)) if roles else {})
 
 
 def _gradient(case: Case, name: str, value: Array) -> GradientReport:
-    gap = (value - case.training[name]) / np.sqrt(2)
-    found = compare(value, gap, case.training_units[name])
-    return GradientReport(name.removeprefix("gradient."), found.worst, found.allowed, found.conforms)
+    gap = (value - case.training[name]) / BOTH_ROUNDED
+    found = compare(value, gap, case.training_units[name], ONE_ROUNDING)
+    return GradientReport(name.removeprefix("gradient."), replace(found, error=found.error * BOTH_ROUNDED))
 
 
 # --- Hypotheses ---
@@ -96,20 +117,20 @@ def of_loss(case: Case, logits: Array | None, loss: float | None, bank: Sequence
         return lambda over: {"loss": np.asarray(over(fault.operations(OPERATIONS)).nll("loss", known, case.targets))}
 
     tried = [Hypothesis((fault,), "", values(fault)) for fault in bank if fault.level == "loss"]
-    return ranked(case, tried, {"loss": np.asarray(loss)}, None)
+    return ranked(case, tried, {"loss": np.asarray(loss)}, Hypothesis((RIGHT,), "", values(RIGHT)))
 
 
 def of_gradients(
     case: Case, gradients: Mapping[str, Array] | None, roles: tuple[Array, Array] | None, bank: Sequence[Fault]
 ) -> Found:
     """Faults of the backward pass against all gradients that were given."""
-    seen = _named(gradients, roles)
+    seen = named(gradients, roles)
     tried = [
         Hypothesis((fault,), "gradients", _backward(case, fault))
         for fault in bank
         if fault.level in ("loss", "gradient") and fault.model is None
     ]
-    return ranked(case, tried, seen, None)
+    return ranked(case, tried, seen, Hypothesis((RIGHT,), "gradients", _backward(case, RIGHT)))
 
 
 def _backward(case: Case, fault: Fault) -> Callable[[Substitution], Values]:
@@ -119,7 +140,7 @@ def _backward(case: Case, fault: Fault) -> Callable[[Substitution], Values]:
         gradient = pulled_back(case, over(fault.operations(OPERATIONS)), fault)
         nothing = np.zeros_like(gradient.leaves[TABLE])
         lookup, head = (gradient.uses.get((TABLE, use), nothing) for use in ("embedding", "logits"))
-        return _named(gradient.leaves, (lookup, head))
+        return named(gradient.leaves, (lookup, head))
 
     return values
 
@@ -131,92 +152,3 @@ def pulled_back(case: Case, operations: Operations, fault: Fault) -> Gradient:
     logits = fault.decoder(recording, case.config, case.parameters, case.tokens)
     value = recording.nll("loss", logits, case.targets)
     return fault.gradient(accumulate(tape, np.ones_like(value), case.parameters), case.tokens)
-
-
-# --- Which derivative ---
-
-CHANGED = 1e-6  # relative: what a spoiled derivative changes is far beyond this
-
-
-def suspects(case: Case, reports: Sequence[GradientReport]) -> tuple[str, ...]:
-    """Operations whose derivative, spoiled alone, makes just these gradients wrong; several are undecidable.
-
-    Each derivative is spoiled in turn and what changes is compared with what is wrong: no knowledge of the faults.
-    Whole operations first; where none fits, operations at one place of the decoder.
-    """
-    wrong = {report.name for report in reports if not report.conforms}
-    known = {report.name for report in reports}
-    for places in (WHOLE, SINGLE):
-        for place in places:
-            if place not in case.spoiled:
-                case.spoiled[place] = _spoiled(case, place)
-        fitting = [str(place) for place in places if case.spoiled[place] & known == wrong]
-        if fitting:
-            return tuple(fitting)
-    return ()
-
-
-@dataclass(frozen=True)
-class Derivative:
-    """The derivative of an operation by some of its inputs, everywhere or at one stage of the blocks."""
-
-    operation: str
-    slots: tuple[int, ...] = (0,)
-    stage: str = ""
-
-    def __str__(self) -> str:
-        names = INPUTS.get(self.operation, ())
-        inputs = " and ".join(names[slot] for slot in self.slots) if names else ""
-        return self.operation + (f" by its {inputs}" if inputs else "") + (f" at {self.stage}" if self.stage else "")
-
-
-INPUTS = {
-    "rms_norm": ("stream", "gain"), "linear": ("input", "weight"), "scores": ("query", "key"),
-    "mix": ("weights", "value"), "multiply": ("gate", "up"), "add": ("stream", "branch"),
-    "project": ("input", "table"),
-}  # fmt: skip
-STAGES = {
-    "rms_norm": ("attention_norm", "ffn_norm", "final_norm"),
-    "linear": (*(f"attention.{role}/flat" for role in ("query", "key", "value")), "attention.output", "ffn.gate",
-               "ffn.up", "ffn.output"),
-    "add": ("after_attention", "output"),
-    "rotate": ("attention.rotated_query", "attention.rotated_key"),
-}  # fmt: skip
-WHOLE = (
-    *(Derivative(name) for name in ("embed", "rotate", "softmax", "silu", "nll")),
-    *(Derivative(name, slots) for name in INPUTS for slots in ((0,), (1,), (0, 1))),
-)
-SINGLE = tuple(
-    Derivative(name, slots, stage)
-    for name, stages in STAGES.items()
-    for stage in stages
-    for slots in (((0,), (1,)) if name in INPUTS else ((0,),))
-)
-
-
-def _spoiled(case: Case, place: Derivative) -> set[str]:
-    """The gradients that change when a derivative is multiplied by noise of its own size."""
-    generator = np.random.default_rng(0)
-
-    def change(operation: Operation) -> Operation:
-        def vjp(stage: str, *arguments: Array) -> Gradients:
-            found = list(operation.vjp(stage, *arguments))
-            if not place.stage or suffix(stage) == place.stage:
-                for slot in place.slots:
-                    found[slot] = found[slot] * generator.uniform(0.5, 1.5, found[slot].shape)
-            return tuple(found)
-
-        return replace(operation, vjp=vjp) if operation.name == place.operation else operation
-
-    right = case.training
-    gradient = pulled_back(case, OPERATIONS.each(change), RIGHT)
-    lookup, head = gradient.uses[TABLE, "embedding"], gradient.uses[TABLE, "logits"]
-    named = _named(gradient.leaves, (lookup, head))
-    return {n.removeprefix("gradient.") for n, value in named.items() if _moved(value, right[n])}
-
-
-def _moved(value: Array, right: Array) -> bool:
-    return bool(np.max(np.abs(value - right)) > CHANGED * np.max(np.abs(right)) > 0)
-
-
-RIGHT = Fault(name="none", stage="", family="", sentence="", breaks=(), level="gradient")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from decoderspec.faults.bank import BANK
 from decoderspec.faults.diagnosis import Diagnosis, Observed, diagnose
+from decoderspec.faults.fault import Fault
 from decoderspec.properties.cases import Case
 from decoderspec.properties.findings import Absent, Finding
+from decoderspec.properties.operation_causes import operation_diagnosis
 from decoderspec.properties.run import Run
+from decoderspec.spec.stages import suffix
 
 VALUES = ("SHP-1", "VAL-1", "VAL-2", "VAL-3", "RES-1", "ATT-1", "CAU-1", "CAU-2", "CAU-3", "BAT-1", "BAT-2", "BAT-3")
 LIVE = ("WGT-4", "TIE-4")
@@ -17,6 +21,7 @@ TRAINING = ("LOS-1", "GRA-1", "GRA-2", "GRA-4", "TIE-1", "TIE-2", "TIE-3")
 STATE = ("DET-1", "DET-2", "DET-3", "DET-4", "GRA-3", "WGT-5")
 INPUTS = ("CFG-1", "CFG-2", "INP-1", "INP-2", "INP-3", "INP-4", "INP-5", "INP-6", "INP-7")
 CALLS = 3  # failures with the very same words: the call itself is at fault, not what it computes
+OPERATION = ("OPN-1", "OPN-2")
 FAMILIES = (
     ("values", VALUES),
     ("loss and gradients", TRAINING),
@@ -82,9 +87,24 @@ def groups(run: Run, failures: Sequence[dict[str, Any]]) -> list[Group]:
         )
         left = [record for record in left if record not in mine]
         if mine:
-            found.append(Group(title, mine, _diagnosed(run, mine)))
+            found.append(Group(title, mine, _diagnosed(run, mine, lambda case: diagnosis(run, case))))
+    if run.only:
+        found += _of_operation(run, left)
+        left = [record for record in left if not set(record["requirements"]) & set(OPERATION)]
     found += [Group(record["stage"] or record["property"], [record]) for record in left]
     return _merged(found)
+
+
+def _of_operation(run: Run, records: Sequence[dict[str, Any]]) -> list[Group]:
+    """The output, and if that is right the derivative: with its likely cause where a known fault reproduces it."""
+    found = []
+    for name in OPERATION:
+        mine = [record for record in records if name in record["requirements"]]
+        if mine:
+            what = run.only if name == "OPN-1" else f"the derivative of {run.only}"
+            said = _diagnosed(run, mine, lambda case: operation_diagnosis(run, case))
+            found.append(Group(f"{what} is wrong", mine, said if said and said.causes else None))
+    return found
 
 
 def _merged(found: list[Group]) -> list[Group]:
@@ -104,13 +124,15 @@ def _merged(found: list[Group]) -> list[Group]:
     return found
 
 
-def _diagnosed(run: Run, records: Sequence[dict[str, Any]]) -> Diagnosis | None:
+def _diagnosed(
+    run: Run, records: Sequence[dict[str, Any]], diagnose_one: Callable[[Case], Diagnosis]
+) -> Diagnosis | None:
     """The diagnosis of the first failing case whose values can be looked at."""
-    case = Group("", list(records)).case if not run.only else None
+    case = Group("", list(records)).case
     if case is None:
         return None
     try:
-        return diagnosis(run, run.cases[0] if run.cases else case)
+        return diagnose_one(run.cases[0] if run.cases else case)
     except Finding:
         return None  # a call that raises has said so itself
     except Exception as reason:  # a diagnosis is help: it must not cost the verdict
@@ -118,10 +140,18 @@ def _diagnosed(run: Run, records: Sequence[dict[str, Any]]) -> Diagnosis | None:
         return None
 
 
-def diagnosis(run: Run, case: Case) -> Diagnosis:
-    """What the oracle, the noise and the fault bank say of one case."""
-    truth = run.truth(case)
-    return diagnose(case.config, truth.parameters, *truth.batch, run.subject.recipe, observed(run, case))
+def diagnosis(run: Run, case: Case, *, bank: Sequence[Fault] | None = None, pairs: bool = False) -> Diagnosis:
+    """What the oracle, the noise and the bank (all of it, if not said) say of one case. Raises `Finding`."""
+    truth, seen = run.truth(case), observed(run, case)
+    given = case.config, truth.parameters, *truth.batch, run.subject.recipe, seen
+    return diagnose(*given, bank=BANK if bank is None else bank, seed=case.seed, pairs=pairs)
+
+
+def signature(found: Diagnosis) -> tuple[object, ...]:
+    """What makes two cases show the same: the kind of the first wrong stage, the loss, and whose gradients."""
+    first = next((suffix(report.name) for report in found.stages if not report.conforms), None)
+    gradients = {suffix(report.name) for report in found.gradients if not report.conforms}
+    return first, found.loss is None or found.loss.conforms, first is None and bool(gradients)
 
 
 def observed(run: Run, case: Case) -> Observed:

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from decoderspec.adapters.command import CommandError, CommandImplementation
+from decoderspec.adapters.command_operation import operation as of_command
 from decoderspec.properties.cases import Array, Case, draw_parameters, round_to
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.loading import LoadError, attribute
-from decoderspec.properties.subject import called
-from decoderspec.properties.truth import DIGITS, Exact
+from decoderspec.properties.subject import called, reading
+from decoderspec.properties.truth import DIGITS, Exact, projected
 from decoderspec.reference import decoder, oracle, units
 from decoderspec.reference.limits import Comparison
-from decoderspec.reference.noise import RUNS
 from decoderspec.reference.operations import OPERATIONS, Operations
 from decoderspec.reference.tape import Tape, accumulate
-from decoderspec.spec.arrays import ArrayError, to_numpy
+from decoderspec.spec.arrays import to_numpy
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import BLOCK_PARAMETERS, of_block
 from decoderspec.spec.precision import Recipe
@@ -154,6 +155,12 @@ def load_operation(name: str, operation: str, recipe: Recipe) -> OperationSubjec
     if operation not in KERNELS:
         raise LoadError(f"there is no operation {operation!r}; allowed: {', '.join(KERNELS)}")
     function = attribute(name)
+    if isinstance(function, CommandImplementation):
+        try:
+            forward, derivative = of_command(function, operation, tuple(KERNELS[operation].draw))
+        except CommandError as reason:
+            raise LoadError(str(reason)) from None
+        return OperationSubject(KERNELS[operation], forward, derivative, recipe)
     if not callable(function):
         raise LoadError(f"{name} is {type(function).__name__}, not a function of {tuple(KERNELS[operation].draw)}")
     place, _, path = name.rpartition(":")
@@ -252,16 +259,37 @@ class OperationCase:
         return found
 
     def _read(self, value: Any) -> Array:
-        try:
-            array, self.subject.dtypes[self.kernel.name] = to_numpy(value)
-        except ArrayError as reason:
-            raise Finding(f"{self.kernel.name}: {reason}") from None
+        right = sum(np.size(each) for each in self.inputs.values())
+        with reading(self.kernel.name):
+            array, self.subject.dtypes[self.kernel.name] = to_numpy(value, 2**20 + right**2)
         return array
 
     def judge(self, output: Array) -> Comparison:
         """The output against the truth."""
-        moved = units.deviations(lambda ops: {"y": self.compute(ops, self.inputs)}, self.subject.recipe, self.case.seed)
-        return Exact.of(self.true(self.inputs, DIGITS)).judge(output, units.unit(moved["y"]))
+        return self._truth.judge(output, self.unit(self.subject.recipe))
+
+    def error(self, output: Array) -> Array:
+        """The output less the truth."""
+        return self._truth.error(output)
+
+    def unit(self, recipe: Recipe) -> Array:
+        """Noise units of the output in a precision."""
+        return units.unit(units.deviations(self.outputs, recipe, self.case.seed)["output"])
+
+    @cached_property
+    def _truth(self) -> Exact:
+        return Exact.of(self.true(self.inputs, DIGITS))
+
+    def outputs(self, operations: Operations) -> dict[str, Array]:
+        """What the reference's composition gives under some operations."""
+        return {"output": self.compute(operations, self.inputs)}
+
+    def slopes(self, operations: Operations) -> dict[str, Array]:
+        """The gradients that it gives, by the input's name."""
+        tape = Tape()
+        leaves = {name: self.inputs[name] for name in self.arrays}
+        output = self.compute(tape.recording(operations), self.inputs)
+        return accumulate(tape, np.broadcast_to(self.upstream, np.shape(output)), leaves).leaves
 
     def judge_gradient(self, name: str, gradient: Array) -> Comparison:
         """One gradient, projected on a random direction, against the true slope."""
@@ -273,19 +301,12 @@ class OperationCase:
 
         along = [direction if key == name else None for key in self.arrays]
         slope = oracle.operation_derivative(function, inputs, self.upstream, along, digits=DIGITS)
-        projected = np.sum(self._moved[name] * direction, axis=tuple(range(1, gradient.ndim + 1)))
-        assert projected.shape == (RUNS,)
-        return Exact.of(slope).judge(np.asarray(np.sum(gradient * direction)), units.unit(projected))
+        unit = units.along({name: self._moved[name]}, {name: direction})
+        return Exact.of(slope).judge(projected({name: gradient}, {name: direction}), unit)
 
     @cached_property
     def _moved(self) -> dict[str, Array]:
-        def compute(operations: Operations) -> dict[str, Array]:
-            tape = Tape()
-            leaves = {name: self.inputs[name] for name in self.arrays}
-            output = self.compute(tape.recording(operations), self.inputs)
-            return accumulate(tape, np.broadcast_to(self.upstream, np.shape(output)), leaves).leaves
-
-        return units.deviations(compute, self.subject.recipe, self.case.seed)
+        return units.deviations(self.slopes, self.subject.recipe, self.case.seed)
 
 
 def _of_block(given: Any) -> list[Any]:
