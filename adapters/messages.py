@@ -16,6 +16,7 @@ from typing import Any
 from decoderspec.adapters.encodings import ENCODINGS, NotCarried
 from decoderspec.spec.config import Config
 from decoderspec.spec.errors import CATEGORIES
+from decoderspec.spec.shown import cut
 
 PROTOCOL = 1  # raised when a message changes its meaning
 
@@ -64,6 +65,9 @@ FIELDS = {
 
 class MessageError(ValueError):
     """A line that is no message of the protocol: says what came and what is allowed."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(cut(words))
 
 
 def constant(name: str, value: Any) -> Any:

@@ -32,7 +32,8 @@ class TorchModel:
 
     `names` is that of the layout: canonical pattern -> name in the module. The stages follow from it, since a
     module with one weight shows the stage that bears the weight's name. `taps` adds stages: pattern -> module
-    path, with `:input` for what goes in and `:1` for one of several results. `head` names a head's weight that is
+    path, with `:input` for what goes in, `:1` for one of several results and `:0/3` for one of three equal parts of the
+    last axis. `head` names a head's weight that is
     tied to the table, for the gradients by role; without one they cannot be told apart.
     """
 
@@ -127,7 +128,7 @@ class TorchModel:
         path, _, which = tap.replace("{n}", block).partition(":")
 
         def keep(_: Any, inputs: Any, output: Any) -> None:
-            value = inputs[0] if which == "input" else output[int(which)] if which else output
+            value = _chosen(which, inputs, output)
             if value is not None:  # fused attention has no weights to show
                 found[stage] = self._in_heads(stage, value).clone()
 
@@ -164,6 +165,16 @@ def _taps_of(module: Any, config: Config, names: Mapping[str, str]) -> dict[str,
             stage, colon, side = shown.partition(":")
             taps[BLOCK + stage if pattern.startswith(BLOCK) else stage] = path + colon + side
     return taps
+
+
+def _chosen(which: str, inputs: Any, output: Any) -> Any:
+    """What goes into a module, what comes out, one of several results, or one of equal parts of the last axis."""
+    if which == "input":
+        return inputs[0]
+    number, _, parts = which.partition("/")
+    if parts:
+        return output.chunk(int(parts), dim=-1)[int(number)]
+    return output[int(number)] if number else output
 
 
 def _nll(logits: Any, targets: Any) -> Any:

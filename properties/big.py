@@ -1,4 +1,7 @@
-"""A model of real width, judged by samples: chosen rows, heads and words of every stage, each on its own inputs."""
+"""A model of real width, or a large checkpoint, judged by samples of every stage, each on its own inputs.
+
+A sample is a few rows, heads and words: an error that is confined to other elements is not seen.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from decoderspec.properties import strategies
-from decoderspec.properties.cases import Array, Case, Stored
-from decoderspec.properties.findings import NotJudged
+from decoderspec.properties.cases import Array, Case, Stored, arrays
+from decoderspec.properties.findings import Absent, NotJudged
 from decoderspec.properties.run import Run
+from decoderspec.properties.subject import SubjectModel
 from decoderspec.properties.truth import DIGITS, Exact
 from decoderspec.reference import sampled, units
 from decoderspec.reference.limits import Comparison
@@ -20,12 +24,13 @@ from decoderspec.reference.sampled import Operands, Row
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_shapes
 from decoderspec.spec.precision import Recipe
-from decoderspec.spec.stages import stage_names
+from decoderspec.spec.stages import stage_names, suffix
 
 REAL = Config(32000, 2048, 32, 2816, 1, 64, 500000.0, 1e-5)
 TOKENS = 6
 REAL_WIDTH = 1024  # below it a model is not of real width
 ROWS, COLUMNS = 3, 6  # of each stage
+BATCHES = 3  # of a checkpoint, whose tokens alone can vary
 
 
 def real_case(limits: Mapping[str, Any], seed: int) -> Case:
@@ -60,7 +65,7 @@ class Sampled:
 
     def comparisons(self) -> Iterator[tuple[str, Comparison]]:
         """Every stage whose inputs were handed out too."""
-        inputs = {**self.stages, "tokens": self.case.stored.tokens if self.case.stored else None}
+        inputs = {**self.stages, "tokens": arrays(self.case)[0]}
         rng = np.random.default_rng((self.case.seed, 5))
         for name in stage_names(self.case.config.layers):
             known = name in self.stages and all(
@@ -121,10 +126,27 @@ def judge(run: Run) -> None:
     parameters = run.subject.parameters(case)
     model = run.subject.build(case.config, parameters)
     try:
-        tokens = case.stored.tokens if case.stored else np.zeros((1, 1), np.int64)
-        stages = model.stages(tokens)
+        _judge(run, case, model, parameters)
     finally:
         model.close()
+
+
+def judge_checkpoint(run: Run) -> None:
+    """The samples of a few batches. Raises `Absent` where a stage is missing: what follows it hangs in the air."""
+    for case in run.fixed[:BATCHES]:
+        judged = _judge(run, case, run.model(case), run.subject.parameters(case))
+        missing = [name for name in stage_names(case.config.layers) if name not in judged]
+        if missing:
+            shown = ", ".join(dict.fromkeys(suffix(name) for name in missing))
+            raise Absent(f"stages() must hand out every stage of so large a model; it lacks {shown}, or what they need")
+
+
+def _judge(run: Run, case: Case, model: SubjectModel, parameters: Mapping[str, Array]) -> set[str]:
+    """The names of the stages that were judged, the logits as `logits` returns them."""
     run.entry.examples += 1
+    tokens, judged = arrays(case)[0], set()
+    stages = {**model.stages(tokens), "logits": model.logits(tokens)}
     for name, comparison in Sampled(case, parameters, stages, run.subject.recipe).comparisons():
         run.judge(f"{name}, sampled", comparison, name)
+        judged.add(name)
+    return judged

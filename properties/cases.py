@@ -116,8 +116,8 @@ def _unchanged(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.rand
 
 
 def _peaked(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
-    """Attention far from uniform: queries and keys four times as large."""
-    _scale(drawn, ("query.weight", "key.weight"), 4.0)
+    """Attention far from uniform: queries and keys four times as large, or twice where scores are rounded coarsely."""
+    _scale(drawn, ("query.weight", "key.weight"), 4.0 if _fine(recipe) else 2.0)
 
 
 def _loud(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
@@ -127,8 +127,12 @@ def _loud(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Ge
 
 def _shouting(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
     """Scores beyond -10000, a common stand-in for minus infinity, where the declared format can tell them apart."""
-    coarsest = min(form.bits for form in recipe.used)
-    _raise(drawn, 3e4 if coarsest >= FORMATS["float32"].bits else 12.0)  # rounding a score must not turn a softmax over
+    _raise(drawn, 3e4 if _fine(recipe) else 12.0)
+
+
+def _fine(recipe: Recipe) -> bool:
+    """Whether every format is float32 or finer: in coarser ones rounding a large score turns a softmax over."""
+    return min(form.bits for form in recipe.used) >= FORMATS["float32"].bits
 
 
 def _raise(drawn: dict[str, Array], reach: float) -> None:

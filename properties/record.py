@@ -6,6 +6,7 @@ import traceback
 from typing import Any
 
 from decoderspec.properties.cases import Case
+from decoderspec.properties.conduct import taken
 from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.loading import LoadError
 from decoderspec.reference.limits import Comparison
@@ -26,6 +27,7 @@ def record(found: Any, run: Any, raised: BaseException | None) -> dict[str, Any]
         "case": "",
         "stage": "",
         "replay": None,
+        "conduct": taken(),
     }
     comparison = raised.comparison if isinstance(raised, Finding) else entry.worst if entry else None
     made |= _comparison(comparison, entry.where if entry and comparison is entry.worst else "")

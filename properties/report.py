@@ -28,6 +28,7 @@ ESSENTIAL = {
     "weights": ("WGT-1", "WGT-2", "WGT-3"),
     "inputs": (),
 }
+SAMPLED = ("BIG-1",)  # what stands for VAL-1 there
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Report:
     records: list[dict[str, Any]]
     required: tuple[str, ...] = ()
     xfails: Sequence[Xfail] = ()
-    extras: dict[str, Any] = field(default_factory=dict)  # recipe, bits, stages, caught, grades, findings, problems
+    extras: dict[str, Any] = field(default_factory=dict)  # recipe, bits, stages, caught, grades, findings, problems, ..
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """One row per requirement of the text that such a subject can meet, in its order."""
@@ -98,15 +99,23 @@ class Report:
         return name in self.required or name in (self.run.subject.claims or ())
 
     def decides(self, name: str) -> bool:
-        """Whether a contract counts for the verdict: claimed, required, or reachable where nothing is claimed."""
-        return self.is_explicit(name) or self.run.subject.claims is None
+        """Whether a contract counts for the verdict: claimed, required, or reachable where nothing is claimed.
+
+        Where samples stand for the truth no gradient is judged, so training counts only when it is claimed by name.
+        """
+        silent = self.run.subject.claims is None and not (self.run.sampled and name == "training")
+        return self.is_explicit(name) or silent
 
     def holes(self, name: str) -> list[str]:
-        """Essential requirements of a contract claimed by name that could not be tested, with what to add."""
-        if not self.is_explicit(name):
+        """Essential requirements of a contract claimed by name that could not be tested, with what to add.
+
+        Of a checkpoint that is judged by samples the values are essential whatever is claimed: bits alone say little.
+        """
+        sampled = bool(self.run.sampled) and name == "forward"
+        if not self.is_explicit(name) and not (sampled and self.decides(name)):
             return []
-        rows = self.rows()
-        asked = [key for key in ESSENTIAL[name] if key in rows and key not in self.not_run]
+        rows, essential = self.rows(), SAMPLED if sampled else ESSENTIAL[name]
+        asked = [key for key in essential if key in rows and key not in self.not_run]
         return [f"{key}: {rows[key]['reason']}" for key in asked if rows[key]["status"] == "skip"]
 
     @property
@@ -168,6 +177,7 @@ class Report:
             "not_run": self.not_run,
             "xfails": [asdict(entry) | {"misfit": misfit(entry, rows.get(entry.requirement))} for entry in self.xfails],
             "emulates": list(subject.emulates),
+            "conduct": self.conduct(),
             "limits": plain(dict(subject.limits)),
             "grades": plain(self.extras.get("grades", {})),
             "bits": plain(self.extras.get("bits", {})),
@@ -181,6 +191,10 @@ class Report:
             "profile": self.run.profile.name,
             "seed": self.run.seed,
         }
+
+    def conduct(self) -> list[str]:
+        """What the implementation does beside answering, each once."""
+        return list(dict.fromkeys(effect for record in self.records for effect in record.get("conduct", ())))
 
     def untested(self) -> list[str]:
         """What could not be tested, and what to add so that it can."""

@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from hypothesis.strategies import SearchStrategy
 
 from decoderspec.properties import strategies
-from decoderspec.properties.cases import Array, Case
+from decoderspec.properties.bad_input import REQUIREMENTS
+from decoderspec.properties.cases import STYLES, Array, Case, arrays
 from decoderspec.properties.child import Outcome, ask
 from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.operation import OperationSubject, load_operation
@@ -19,6 +21,7 @@ from decoderspec.properties.subject import Subject, SubjectModel
 from decoderspec.properties.truth import Truth
 from decoderspec.reference.limits import Comparison
 from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import parameter_count
 from decoderspec.spec.protocol import CAPABILITIES
 from decoderspec.spec.requirements import requirements
 
@@ -31,16 +34,19 @@ class Profile:
     examples: int  # random ones, per property
     seconds: float  # of search, per property
     shrink_seconds: float
+    shapes: int  # of tokens, where each is compiled
 
 
 PROFILES = {
-    "quick": Profile("quick", 4, 2.0, 1.0),
-    "default": Profile("default", 40, 8.0, 3.0),
-    "thorough": Profile("thorough", 400, 120.0, 20.0),
+    "quick": Profile("quick", 4, 2.0, 1.0, 2),
+    "default": Profile("default", 40, 8.0, 3.0, 5),
+    "thorough": Profile("thorough", 400, 120.0, 20.0, 10),
 }
 DEAR_BUILD = 0.5  # seconds: a build above this is worth sparing
+DEAR_SHAPE = 0.2  # seconds by which the first call on tokens of a new shape is slower than the second: a compilation
 DEAR_CONFIGURATIONS = 5
 KEPT_TRUTHS = 256
+BUILDING = ("CFG-1", "CFG-2", "INP-6")  # bad input that takes a model of its own to ask
 
 
 @dataclass
@@ -77,6 +83,8 @@ class Run:
     @cached_property
     def _awkward(self) -> tuple[list[Case], list[str]]:
         """The fixed cases within the subject's limits, and what the limits leave out."""
+        if self.subject.checkpoint is not None:
+            return self.subject.checkpoint.cases(self.subject.limits), []
         return strategies.fixed(self.subject.limits, self.profile.name)
 
     @cached_property
@@ -84,22 +92,52 @@ class Run:
         """The cases given, or else the fixed ones; of few configurations where a build is dear."""
         if self.cases:
             return list(self.cases)
-        return [case for case in self._awkward[0] if not self.pool or case.config in self.pool]
+        known = [case for case in self._awkward[0] if not self.pool or case.config in self.pool]
+        return known[: self._shapes]
 
     @cached_property
     def not_covered(self) -> list[str]:
         """What the limits and dear builds keep out."""
         lost = self._awkward[1] + [case.note for case in self._awkward[0] if case not in self.fixed]
-        limits = [f"{field} outside {limit}" for field, limit in self.subject.limits.items()]
-        return limits + [f"case: {note}" for note in lost if not self.cases]
+        limits = [_outside(field, limit) for field, limit in self.subject.limits.items()]
+        given = ["any configuration and parameters but those of load()"] if self.subject.checkpoint else []
+        return limits + given + [f"case: {note}" for note in lost if not self.cases]
 
     @cached_property
     def pool(self) -> tuple[Config, ...]:
         """The few configurations to draw from where a build is dear, as `limits` or a build tells; else empty."""
+        if self.subject.checkpoint is not None:
+            return (self.subject.checkpoint.config,)
         count = self.subject.limits.get("configurations")
-        if count is None and not self.only and self._build_seconds[0] > DEAR_BUILD:
+        if count is None and not self.only and (self._build_seconds[0] > DEAR_BUILD or self.has_dear_shapes):
             count = DEAR_CONFIGURATIONS
         return tuple(dict.fromkeys(case.config for case in self._awkward[0]))[:count] if count else ()
+
+    @property
+    def drawn(self) -> SearchStrategy[Case]:
+        """Random cases within the limits; of shapes that are compiled already, where that is dear."""
+        shapes = [(case.config, case.batch, case.tokens) for case in self.fixed] if self._shapes else ()
+        styles = STYLES if self.subject.checkpoint is None else ("plain",)
+        return strategies.cases(self.subject.limits, self.pool, shapes, styles)
+
+    @property
+    def _shapes(self) -> int | None:
+        """How many shapes of tokens there may be, as `limits` or a first call tells; None for any number."""
+        count: int | None = self.subject.limits.get("shapes")
+        return self.profile.shapes if count is None and self.has_dear_shapes else count
+
+    @cached_property
+    def has_dear_shapes(self) -> bool:
+        """Whether the first call on tokens of a new shape is dear, as where each shape is compiled."""
+        if self.only or self.cases or "shapes" in self.subject.limits:
+            return "shapes" in self.subject.limits
+        case = self._awkward[0][1 % len(self._awkward[0])]  # the very first configuration also pays for warming up
+        tokens = arrays(case)[0]
+        try:
+            model = self.model(case)
+            return min(_first_call(model, tokens), _first_call(model, tokens[:1, : case.tokens - 1 or 1])) > DEAR_SHAPE
+        except Finding:  # whatever needs a call says so itself
+            return False
 
     @property
     def is_dear(self) -> bool:
@@ -109,6 +147,8 @@ class Run:
     @cached_property
     def _build_seconds(self) -> tuple[float, float]:
         """Of a second configuration, and of the same one again: the very first also pays for warming up."""
+        if self.subject.checkpoint is not None:
+            return 0.0, 0.0
         first, second = self._awkward[0][0], self._awkward[0][1 % len(self._awkward[0])]
         seconds = []
         try:
@@ -153,11 +193,21 @@ class Run:
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
-        """What became of every bad input, asked in a child process."""
+        """What became of every bad input, asked in a child process; of each configuration only where that is cheap."""
         if not self.name:
             raise NotJudged("bad input is asked in a child process, which needs a name to load the implementation by")
         self.subject.close()
-        return ask(self.name, precision=self.options.get("precision"), claims=self.options.get("claims"))
+        asked = [name for name in REQUIREMENTS if name not in BUILDING] if self.unasked else None
+        precision, claims = self.options.get("precision"), self.options.get("claims")
+        return ask(self.name, precision=precision, claims=claims, requirements=asked)
+
+    @property
+    def unasked(self) -> str:
+        """Why bad configurations and parameters are not asked; empty where they are."""
+        counts = self.subject.claims is None or "inputs" in (*self.subject.claims, *self.options.get("required", ()))
+        if self.profile.name != "quick" or not self.has_dear_shapes or counts:
+            return ""
+        return "each bad configuration is compiled: asked beyond the quick profile, or where inputs counts"
 
     def model(self, case: Case) -> SubjectModel:
         """The subject's model of a case."""
@@ -166,11 +216,21 @@ class Run:
     def truth(self, case: Case) -> Truth:
         """The truth of a case, kept for whichever property asks next."""
         if case not in self.truths:
-            self.truths[case] = Truth(case, self.subject.parameters(case), self.subject.recipe)
+            parameters = self.subject.parameters(case)
+            self.truths[case] = Truth(case, parameters, self.subject.recipe, beyond=self.sampled)
             while len(self.truths) > KEPT_TRUTHS:
                 self.truths.popitem(last=False)
         self.truths.move_to_end(case)
         return self.truths[case]
+
+    @property
+    def sampled(self) -> str:
+        """Why samples of the stages are judged instead of the whole truth; empty where the whole is."""
+        found = self.subject.checkpoint
+        if found is None or found.is_whole:
+            return ""
+        count = parameter_count(found.config)
+        return f"of {count} scalars samples of the stages are judged (BIG-1), since the whole truth costs too much"
 
     def judge(self, what: str, comparison: Comparison, stage: str = "") -> None:
         """Note a comparison, and raise a finding when it is beyond its limits."""
@@ -188,6 +248,20 @@ class Run:
                 f" ({int(differ.sum())} of {differ.size} elements differ)",
                 what,
             )
+
+
+def _first_call(model: SubjectModel, tokens: Array) -> float:
+    """Seconds by which the first call on tokens of that shape was slower than the second."""
+    marks = [time.perf_counter()]
+    for _ in range(2):
+        model.logits(tokens)
+        marks.append(time.perf_counter())
+    return marks[1] - marks[0] - (marks[2] - marks[1])
+
+
+def _outside(field: str, limit: Any) -> str:
+    """What a limit keeps out, in words."""
+    return f"more than {limit} {field}" if field in strategies.COUNTS else f"{field} outside {limit}"
 
 
 def described(what: str, comparison: Comparison) -> str:

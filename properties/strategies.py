@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from decoderspec.properties.cases import STYLES, TOKEN_STYLES, Case, fixed_cases
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import parameter_count
 from decoderspec.spec.precision import DeclarationError
+from decoderspec.spec.shown import shown
 
 PREFERRED = {  # ordered: shrinking goes to the left
     "vocabulary_size": (2, 3, 5, 7, 11, 17, 4, 8, 1),
@@ -26,7 +28,9 @@ PREFERRED = {  # ordered: shrinking goes to the left
     "rms_epsilon": (1e-3, 1e-5, 1e-2, 1e-6, 0.1, 1e-1),
 }
 LARGEST = 10**7  # parameters of a case that is drawn: truth is computed for every one
-LIMIT_KEYS = (*PREFERRED, "model_width", "configurations")
+Shape = tuple[Config, int, int]  # with B and T
+COUNTS = ("configurations", "shapes")  # how many there may be, where each is dear to build or to compile
+LIMIT_KEYS = (*PREFERRED, "model_width", *COUNTS)
 
 
 def allowed(limits: Mapping[str, Any], field: str) -> tuple[Any, ...]:
@@ -54,7 +58,8 @@ def _is_valid(field: str, value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and bool(abs(value) <= sys.float_info.max)  # neither NaN nor an integer beyond every float
 
 
 def _reaching(limit: Mapping[str, Any]) -> Iterable[Any]:
@@ -78,7 +83,7 @@ def _predicate(limit: Mapping[str, Any], field: str) -> Callable[[Any], bool]:
 
 def _impossible(field: str, limit: Any) -> tuple[Any, ...]:
     raise DeclarationError(
-        f"limits of {field} are {limit!r}, which no valid case meets; allowed: a number, a list of them,"
+        f"limits of {field} are {shown(limit)}, which no valid case meets; allowed: a number, a list of them,"
         " or a mapping of min, max and multiple_of"
     )
 
@@ -129,11 +134,14 @@ def check_limits(limits: Mapping[str, Any]) -> None:
         raise DeclarationError(f"limits must be a mapping of fields, got {type(limits).__name__}")
     for field in limits:
         if field not in LIMIT_KEYS:
-            raise DeclarationError(f"limits have no field {field!r}; allowed: {', '.join(LIMIT_KEYS)}")
+            raise DeclarationError(f"limits have no field {shown(field)}; allowed: {', '.join(LIMIT_KEYS)}")
     for field in PREFERRED:
         allowed(limits, field)
-    if not _is_valid("configurations", limits.get("configurations", 1)):
-        _impossible("configurations", limits["configurations"])
+    for field in COUNTS:
+        if not _is_valid(field, limits.get(field, 1)):
+            raise DeclarationError(
+                f"limits of {field} are {shown(limits[field])}; allowed: a number of them, 1 or more"
+            )
     shapes(limits)
     contexts(limits)
     scalars = parameter_count(smallest_case(limits).config)
@@ -142,18 +150,25 @@ def check_limits(limits: Mapping[str, Any]) -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn, limits: Mapping[str, Any], pool: Sequence[Config] = ()) -> Case:
-    """Any case within the limits; of the pool's configurations only, where there is a pool."""
+def cases(
+    draw: st.DrawFn,
+    limits: Mapping[str, Any],
+    pool: Sequence[Config] = (),
+    shapes: Sequence[Shape] = (),
+    styles: Sequence[str] = STYLES,
+) -> Case:
+    """Any case within the limits; of the pool's configurations, or of the shapes, only where there are some."""
+    config, batch, tokens = draw(st.sampled_from(list(shapes)) if shapes else _shapes(limits, pool))
+    seed, style, ids = draw(st.integers(0, 2**16)), draw(st.sampled_from(styles)), draw(st.sampled_from(TOKEN_STYLES))
+    return Case(config, batch, tokens, seed, style, ids)
+
+
+@st.composite
+def _shapes(draw: st.DrawFn, limits: Mapping[str, Any], pool: Sequence[Config]) -> Shape:
+    """Any configuration within the limits, or of the pool, with B and T."""
     config = draw(st.sampled_from(list(pool))) if pool else draw(configs(limits))
     tokens = [t for t in allowed(limits, "tokens") if t <= config.max_positions]
-    return Case(
-        config,
-        draw(st.sampled_from(allowed(limits, "batch"))),
-        draw(st.sampled_from([*tokens, tokens[-1]])),
-        draw(st.integers(0, 2**16)),
-        draw(st.sampled_from(STYLES)),
-        draw(st.sampled_from(TOKEN_STYLES)),
-    )
+    return config, draw(st.sampled_from(allowed(limits, "batch"))), draw(st.sampled_from([*tokens, tokens[-1]]))
 
 
 @st.composite
@@ -189,7 +204,19 @@ def within(limits: Mapping[str, Any], case: Case) -> Case | None:
     batch = _nearest(limits, "batch", case.batch)
     if tokens < case.tokens / 2 or (c.layers == 0) != (moved.layers == 0):
         return None
+    if case.style == "zero_rows" and moved.rms_epsilon == 0:  # then no right decoder can bear such a row
+        return None
     return Case(moved, batch, tokens, case.seed, case.style, case.token_style, case.note)
+
+
+def shape_within(limits: Mapping[str, Any], config: Config, batch: int, tokens: int) -> tuple[int, int]:
+    """B and T nearest to those given, within the limits and the context. Raises `DeclarationError` where none fits."""
+    longest = config.max_positions
+    lengths = allowed(limits, "tokens") if "tokens" in limits else (min(tokens, longest),)
+    fits = [length for length in lengths if length <= longest]
+    if not fits:
+        raise DeclarationError(f"limits of tokens are {shown(limits['tokens'])}, all beyond max_positions = {longest}")
+    return _nearest(limits, "batch", batch), min(fits, key=lambda length: abs(length - tokens))
 
 
 def _lengths(limits: Mapping[str, Any], case: Case) -> tuple[int, int]:

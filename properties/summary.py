@@ -46,7 +46,7 @@ def render(report: Report, groups: Sequence[Group], next_commands: Sequence[str]
     commands = dict(zip(map(id, groups), next_commands, strict=True))
     parts += [_finding(report, number, group, commands[id(group)]) for number, group in enumerate(decided, 1)]
     parts += [_observed(report, [group for group in groups if group not in decided])]
-    parts += [_errors(report), _knowledge(report), _verdict(report)]
+    parts += [_errors(report), _conduct(report), _knowledge(report), _verdict(report)]
     return printable("\n\n".join(part for part in parts if part) + "\n")
 
 
@@ -193,6 +193,15 @@ def _errors(report: Report) -> str:
     lines = [f"    {record['property']}: {record['reason']}" for record in report.errors()]
     lines += [f"    {problem}" for problem in report.extras.get("problems", [])]
     return "\n".join(["the suite itself failed; please report this:", *lines]) if lines else ""
+
+
+def _conduct(report: Report) -> str:
+    found = report.conduct()
+    return (
+        "\n".join(["beside answering, which fails nothing and would surprise others", *(f"  {each}" for each in found)])
+        if found
+        else ""
+    )
 
 
 def _knowledge(report: Report) -> str:

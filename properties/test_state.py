@@ -17,7 +17,8 @@ def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
     """Logits of the same tokens are equal to the last bit, whatever was called in between."""
     tokens, model = run.truth(case).batch[0], run.model(case)
     first = model.logits(tokens)
-    for between in (other_ids(case, tokens), *reshaped(case, tokens), tokens[:1, : max(1, case.tokens // 2)]):
+    shapes = () if run.has_dear_shapes else reshaped(case, tokens)
+    for between in (other_ids(case, tokens), *shapes, tokens[:1, : max(1, case.tokens // 2)]):
         model.logits(between)
         run.same_bits("logits", model.logits(tokens), first, "the same tokens gave other logits the second time")
     if affordable(case):
@@ -66,14 +67,17 @@ def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
 
 @checks("DET-4", builds=True)
 def test_two_models_do_not_disturb_each_other(run: Run, case: Case) -> None:
-    """A model gives the same bits while another, with other parameters, is built and used; the other is right too."""
+    """A model gives the same bits while another, with other parameters, is built and used; the other is right too.
+
+    A checkpoint is loaded a second time, with the same parameters.
+    """
     tokens, model = run.truth(case).batch[0], run.model(case)
     first = model.logits(tokens)
     beside = run.truth(replace(case, seed=case.seed + 1, stored=None))
     other = run.subject.build(case.config, beside.parameters)
     other.logits(beside.batch[0][:1, : max(1, case.tokens // 2)])  # a short sequence first
     moved = other.logits(beside.batch[0])
-    if run.truth(case).logits.judge(first, run.truth(case).units["logits"]).conforms:  # else VAL-1 says so
+    if not run.sampled and run.truth(case).logits.judge(first, run.truth(case).units["logits"]).conforms:  # else VAL-1
         run.judge("logits of a second model", beside.logits.judge(moved, beside.units["logits"]))
     run.same_bits("logits", model.logits(tokens), first, "logits changed after another model was built and used")
     again = other.logits(beside.batch[0])

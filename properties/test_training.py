@@ -4,6 +4,7 @@ import numpy as np
 
 from decoderspec.properties.cases import Case, affordable, other_ids
 from decoderspec.properties.findings import Finding
+from decoderspec.properties.observed import own_loss
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
 from decoderspec.properties.truth import ONE_ROUNDING
@@ -17,6 +18,9 @@ SMALLEST = 300  # parameters: every element's true derivative is affordable belo
 @checks("LOS-1", needs=["loss"], where=affordable, long=True)
 def test_loss_is_the_mean_over_all_positions(run: Run, case: Case) -> None:
     """The loss is the mean of `-log softmax(logits)[target]` over all `B*T` positions, within the noise."""
+    if run.sampled:  # the logits are judged apart
+        run.judge("loss, of the logits given,", own_loss(run, case, run.subject.recipe))
+        return
     truth, model = run.truth(case), run.model(case)
     tokens, targets = truth.batch
     model.loss(other_ids(case, tokens), targets)  # what is kept of another batch must not count

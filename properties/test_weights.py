@@ -34,12 +34,27 @@ def test_parameters_have_the_shapes_and_the_count(run: Run, case: Case) -> None:
         raise Finding(f"there are {count} scalars, the specification says {expected}", "parameters")
 
 
-@checks("WGT-3", needs=["parameters"])
+@checks("WGT-3")
 def test_parameters_hold_what_was_given(run: Run, case: Case) -> None:
-    """The values handed out are those handed in, to the last bit."""
+    """The values handed out are those handed in, to the last bit; of a checkpoint they have the declared format."""
+    if case == run.fixed[0]:
+        _require_format(run)
+    run.need("parameters")
     given, held = run.truth(case).parameters, run.model(case).parameters()
     for name, value in given.items():
         run.same_bits(name, held[name], value, "a parameter does not hold what it was built from")
+
+
+def _require_format(run: Run) -> None:
+    """Weights that are drawn were rounded already."""
+    checkpoint, form = run.subject.checkpoint, run.subject.recipe.weights
+    unlike = checkpoint.unlike(run.subject.layout, form) if checkpoint else []
+    if unlike:
+        raise Finding(
+            f"load() returned {unlike[0]} with values that {form.name}, declared for the weights, does not have"
+            f" (so have {len(unlike)} parameters in all); declare them as they are, precision = {{'weights': ..}}",
+            "parameters",
+        )
 
 
 @checks(
@@ -47,6 +62,7 @@ def test_parameters_hold_what_was_given(run: Run, case: Case) -> None:
 )
 def test_an_assigned_parameter_takes_effect(run: Run, case: Case) -> None:
     """After every one but the table is assigned the logits are those of the new values: no earlier copy is in use."""
+    run.truth(case).require_whole()
     model = run.subject.build(case.config, run.truth(case).parameters)
     model.logits(run.truth(case).batch[0])  # whatever is cached is cached now
     after = _assigned(run, case, model, [name for name in run.truth(case).parameters if name != TABLE])
@@ -65,6 +81,7 @@ def test_an_assigned_parameter_takes_effect(run: Run, case: Case) -> None:
 )
 def test_an_assigned_parameter_takes_effect_in_training(run: Run, case: Case) -> None:
     """After every parameter is assigned the loss and its gradients are those of the new values."""
+    run.truth(case).require_whole()
     model = run.subject.build(case.config, run.truth(case).parameters)
     model.gradients(*run.truth(case).batch)  # whatever is cached is cached now
     after = _assigned(run, case, model, list(run.truth(case).parameters))
@@ -79,6 +96,7 @@ def test_an_assigned_parameter_takes_effect_in_training(run: Run, case: Case) ->
 @checks("TIE-4", needs=["assign"], where=lambda case: case.config.layers <= 2 and case.style == "plain", builds=True)
 def test_the_assigned_table_serves_both_roles(run: Run, case: Case) -> None:
     """One live table: writing it changes the lookup and the head alike."""
+    run.truth(case).require_whole()
     model = run.subject.build(case.config, run.truth(case).parameters)
     model.logits(run.truth(case).batch[0])  # whatever is cached is cached now
     after = _assigned(run, case, model, [TABLE])
@@ -103,7 +121,7 @@ def _assigned(run: Run, case: Case, model: SubjectModel, names: list[str]) -> Tr
     for name in values:
         if name in held:
             run.same_bits(name, held[name], changed[name], "parameters() does not hand out what was assigned")
-    return Truth(case, changed, run.subject.recipe)
+    return Truth(case, changed, run.subject.recipe, beyond=run.sampled)
 
 
 @checks_once("INI-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,15 +11,21 @@ from typing import Any
 import numpy as np
 
 from decoderspec.properties.cases import Array, Case, arrays, round_to
+from decoderspec.properties.findings import Absent
 from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.limits import Comparison, compare
-from decoderspec.reference.noise import RUNS
 from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe
 from decoderspec.spec.stages import suffix
 
 ONE_ROUNDING = 1.0  # all elements of a gradient can hang on one, say of a probability that nearly is 1
 DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
+
+
+def projected(values: Mapping[str, Array], directions: Mapping[str, Array]) -> Array:
+    """The sum of all values times those of their directions, which are powers of two: nothing is rounded on the way."""
+    terms = np.concatenate([(values[name] * direction).ravel() for name, direction in directions.items()])
+    return np.asarray(math.fsum(terms) if np.isfinite(terms).all() else np.nan)
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Truth:
     parameters: Mapping[str, Array]
     recipe: Recipe
     slopes: dict[tuple[str, ...], Exact] = field(default_factory=dict)  # that were asked for
+    beyond: str = ""  # why the whole of it costs too much; empty where it does not
 
     @cached_property
     def batch(self) -> tuple[Array, Array]:
@@ -66,8 +74,14 @@ class Truth:
     def _exact(self) -> dict[str, Any]:
         return self._forward(keep=("logits",))
 
+    def require_whole(self) -> None:
+        """Raise `Absent` where the whole truth is not computed."""
+        if self.beyond:
+            raise Absent(self.beyond)
+
     def _forward(self, **options: Any) -> dict[str, Any]:
         """The oracle's stages, in the fastest arithmetic that is installed."""
+        self.require_whole()
         given = self.case.config, self.parameters, self.batch[0]
         return certified.values(
             lambda digits, arithmetic: oracle.forward(*given, digits=digits, arithmetic=arithmetic, **options),
@@ -95,6 +109,7 @@ class Truth:
     def _stage_noise(self, given: Mapping[str, Array], recipe: Recipe | None = None) -> dict[str, tuple[Array, float]]:
         """Of every stage the noise units, and how many elements err independently."""
         declared = recipe or self.recipe
+        self.require_whole()
         # A stage that is handed out finer than declared is rounded after it was seen: its noise goes on.
         anchors = {
             name: v for name, v in given.items() if np.array_equal(v, round_to(v, declared.stored(suffix(name))))
@@ -124,6 +139,7 @@ class Truth:
     @cached_property
     def deviations(self) -> dict[str, Array]:
         """What the noise does to the loss and to each gradient, run by run."""
+        self.require_whole()
         compute = units.training_values(self.case.config, self.parameters, *self.batch)
         return units.deviations(compute, self.recipe, self.case.seed)
 
@@ -164,12 +180,9 @@ class Truth:
 
     def judge_slope(self, names: tuple[str, ...], gradients: Mapping[str, Array]) -> Comparison:
         """The gradients, projected on their directions, against the true slope."""
-        got = sum(float(np.sum(gradients[name] * self.direction(name))) for name in names)
-        moved = sum(
-            np.sum((self.deviations[f"gradient.{name}"] * self.direction(name)).reshape(RUNS, -1), axis=1)
-            for name in names
-        )
-        return self.slope(names).judge(np.asarray(got), units.unit(np.asarray(moved)))
+        directions = {name: self.direction(name) for name in names}
+        unit = units.along({name: self.deviations[f"gradient.{name}"] for name in names}, directions)
+        return self.slope(names).judge(projected(gradients, directions), unit)
 
     def judge_elements(self, gradients: Mapping[str, Array]) -> dict[str, Comparison]:
         """Every element of every gradient: one forward difference each, so for the smallest cases only."""

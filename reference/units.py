@@ -51,7 +51,7 @@ def along(deviations: Mapping[str, Array], directions: Mapping[str, Array]) -> A
     runs = len(next(iter(moved.values())))
     together = unit(np.asarray(sum(np.sum(each.reshape(runs, -1), axis=1) for each in moved.values())))
     apart = length(np.array([length(each.ravel())[0] for each in moved.values()]))[0] / math.sqrt(runs)
-    return np.maximum(together, apart)
+    return np.asarray(np.maximum(together, apart))
 
 
 def freedom(deviation: Array, unit: Array) -> float:

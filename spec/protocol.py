@@ -38,3 +38,15 @@ class Implementation(Protocol):
 
     def build(self, config: Config, parameters: Mapping[str, NDArray[Any]]) -> Model:
         """A model with these parameters: float64 arrays under canonical names (or the declared layout's)."""
+
+
+class Checkpoint(Protocol):
+    """Weights that are theirs: an existing checkpoint, a quantised model, a class that initialises itself.
+
+    Only tokens vary then, and truth is computed from the weights that are handed out (docs/checkpoints.md).
+    """
+
+    name: str
+
+    def load(self) -> tuple[Config, Mapping[str, Any], Model]:
+        """The configuration, the weights as the model computes with them in the declared layout, and the model."""

@@ -180,6 +180,33 @@ def test_kernel_and_its_derivative_are_those_of_torch() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=FLOAT64, atol=FLOAT64)
 
 
+@pytest.mark.parametrize(
+    ("library", "adapter"),
+    [
+        ("litgpt", "litgpt_gpt:as_shipped"),
+        ("litgpt", "litgpt_gpt:interleaved"),
+        ("x_transformers", "x_transformers_decoder:float64"),
+    ],
+)
+def test_other_adapters_are_the_plain_decoder_but_for_their_float32_parts(
+    library: str, adapter: str, plain: Any
+) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    module, _, name = adapter.partition(":")
+    implementation = getattr(importlib.import_module(f"decoderspec.adapters.{module}"), name)
+    config = Config(11, 12, 3, 7, 2, 6, rms_epsilon=0.0)
+    _, tokens, targets = case(config)
+    model, declared, ours = built(implementation, config), layout(implementation.layout), outputs(plain, config)
+    theirs = {
+        **declared.stages(config, arrays(model.stages(tokens))),
+        **declared.adjoint(config, arrays(model.gradients(tokens, targets))),
+        "loss": np.asarray(model.loss(tokens, targets)),
+    }
+    assert {*parameter_shapes(config), "logits", "blocks.1.attention.value", "blocks.1.ffn.gate"} <= set(theirs)
+    for name in set(ours) & set(theirs):
+        np.testing.assert_allclose(theirs[name], ours[name], rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 GOOD = {"vocabulary_size": 5, "model_width": 8, "heads": 2, "feed_forward_width": 6, "layers": 1, "max_positions": 4}
 
 
