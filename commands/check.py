@@ -95,6 +95,7 @@ def run(arguments: Sequence[str]) -> int:
     given, further = _split(list(arguments))
     options = parser().parse_args(given)
     options.implementation = options.names[0] if options.names else None
+    here = Path.cwd()  # the implementation may change it
     try:
         files = outputs.given(options)
         if len(options.names) > 1:
@@ -108,8 +109,8 @@ def run(arguments: Sequence[str]) -> int:
         print(f"decoderspec: {printable(str(reason))}", file=sys.stderr)
         return 2
     found = groups(report.run, report.failures())
-    commands = [_next(report, group, settings.implementation) for group in found]
-    report.extras["grades"] = grades(report.rows())
+    commands = [_next(report, group, settings.implementation, here) for group in found]
+    report.extras["grades"] = grades(report.rows()) | report.extras.get("processes", {})
     report.extras["findings"] = [finding_json(report, *each) for each in zip(found, commands, strict=True)]
     outputs.write(report.to_json(), files)
     print(render(report, found, commands), end="")
@@ -150,7 +151,7 @@ def _several(options: argparse.Namespace, further: list[str], files: dict[str, P
     return scoreboard.run(options.names, same, further, files.get("csv"))
 
 
-def _next(report: Report, group: Group, name: str) -> str:
+def _next(report: Report, group: Group, name: str, here: Path) -> str:
     """The command that goes on from a finding: its case is saved for it."""
     run = report.run
     if group.case is None or run.only or run.cases or group.diagnosis is None:
@@ -159,7 +160,7 @@ def _next(report: Report, group: Group, name: str) -> str:
     identity = f"{run.subject.name} {run.subject.recipe.declared} {group.case.describe()}"
     path = CASES / f"{requirement}-{zlib.crc32(identity.encode()):08x}.json"
     try:
-        replay.write(path, run.truth(group.case), [requirement], run.subject.recipe.declared)
+        replay.write(here / path, run.truth(group.case), [requirement], run.subject.recipe.declared)
     except OSError:  # a folder that cannot be written to
         return ""
     return f"decoderspec explain {shlex.quote(name)} --case {path}"

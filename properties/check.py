@@ -15,11 +15,12 @@ import pytest
 from decoderspec.properties.cases import Case
 from decoderspec.properties.loading import LoadError
 from decoderspec.properties.observed import explained, observed_bits, observed_recipe
+from decoderspec.properties.processes import repeated
 from decoderspec.properties.properties import all_properties
 from decoderspec.properties.report import Report
 from decoderspec.properties.run import Run
 from decoderspec.properties.sensitivity import caught
-from decoderspec.properties.session import make_run, operation_run
+from decoderspec.properties.session import further_options, make_run, operation_run
 from decoderspec.properties.stage_errors import stage_errors
 from decoderspec.properties.xfails import Xfail
 
@@ -32,7 +33,9 @@ class Collector:
     def __init__(self, progress: Progress) -> None:
         self.records: list[dict[str, Any]] = []
         self.problems: list[str] = []
-        self.expected = 0  # properties; with workers each collects for itself
+        self.unreached: list[list[str]] = []  # requirements of each property that the time limit left undone
+        self.lost: dict[str, None] = {}  # why the database was given up, in the words of each process
+        self.expected = 0  # properties
         self._progress = progress
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -41,15 +44,30 @@ class Collector:
             if key == "decoderspec" and isinstance(value, dict):
                 self.records.append(value)
                 self._progress(value)
+            elif key == "decoderspec-unreached" and isinstance(value, list):
+                self.unreached.append(value)
+            elif key == "decoderspec-problem":
+                self.lost[str(value)] = None
+
+    def judged(self) -> list[dict[str, Any]]:
+        """The records that stand: what holds in one property says little of a requirement that another left undone."""
+        left = {name for names in self.unreached for name in names}
+        return [r for r in self.records if r["status"] in ("fail", "error") or not left & set(r["requirements"])]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Know how many are to come."""
         self.expected = sum(hasattr(getattr(item, "function", None), "property") for item in session.items)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """With workers the first process collects nothing: each of them tells what it has, all of them the same."""
+        here = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+        self.expected = sum(Path(name.partition("::")[0]).name in here for name in ids)
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """An end that the arguments asked for, as -x does, is none of ours; the report says what was not run."""
         if session.shouldfail:
-            self.expected = len(self.records)
+            self.expected = len(self.records) + len(self.unreached)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that cannot be collected is a problem of ours."""
@@ -68,19 +86,28 @@ def check(
     required: Sequence[str] = (),
     xfails: Sequence[Xfail] = (),
     workers: int = 0,
+    database: str | None = None,
+    time_limit: float | None = None,
     cases: Sequence[Case] = (),
     pytest_arguments: Sequence[str] = (),
     progress: Progress = lambda record: None,
 ) -> Report:
-    """Check what is named and report. Raises `LoadError` or `DeclarationError` before anything is run."""
+    """Check what is named and report. Raises `LoadError` or `DeclarationError` before anything is run.
+
+    `database` is where failures are kept and replayed from; properties that are not done within `time_limit` seconds
+    count as not run.
+    """
+    start = time.perf_counter()
+    further = further_options(database, time_limit)
     options: dict[str, Any] = {"profile": profile, "seed": seed, "precision": precision, "claims": claims}
     run = operation_run(name, operation, **options) if operation else make_run(name, **options)
     if workers and importlib.util.find_spec("xdist") is None:
         raise LoadError("several workers need pytest-xdist: pip install 'decoderspec[parallel]'")
-    run.cases = tuple(cases)
-    start = time.perf_counter()
+    run.cases, run.options["required"] = tuple(cases), tuple(required)
+    run.options |= further
     collector = Collector(progress)
-    given = {"implementation": name, "decoderspec-as": operation}
+    given: dict[str, Any] = {"implementation": name, "decoderspec-as": operation, "decoderspec-database": database}
+    given["decoderspec-time-limit"] = time_limit and max(0.001, further["until"] - time.perf_counter())
     words = {"claims": None if claims is None else claims if isinstance(claims, str) else ",".join(claims)}
     given |= {f"decoderspec-{key}": value for key, value in (options | words).items()}
     arguments = [f"--{key}={value}" for key, value in given.items() if value not in (None, "")]
@@ -90,8 +117,10 @@ def check(
             sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(sink))
         status = pytest.main([*_base(workers), *arguments, *pytest_arguments], plugins=[collector, Shared(run)])
-    report = Report(run, collector.records, tuple(required), list(xfails))
+    report = Report(run, collector.judged(), tuple(required), list(xfails))
     report.extras["problems"] = [*collector.problems, *_unfinished(collector, status, partial=bool(pytest_arguments))]
+    report.extras["unreached"] = len(collector.unreached)
+    report.extras["lost"] = list(collector.lost)
     if not operation:
         report.extras |= _insights(run)
     report.extras["seconds"] = {"total": round(time.perf_counter() - start, 2)}
@@ -103,7 +132,7 @@ def _unfinished(collector: Collector, status: int, partial: bool) -> list[str]:
     if status == pytest.ExitCode.INTERRUPTED:
         return ["the run was interrupted before its end"]
     expected = collector.expected or (0 if partial else len(all_properties()))
-    lost = expected - len(collector.records)
+    lost = expected - len(collector.records) - len(collector.unreached)
     return [f"{lost} properties were not run: the process that ran them ended"] if lost > 0 else []
 
 
@@ -148,4 +177,6 @@ def _insights(run: Run) -> dict[str, Any]:
         found["stages"] = stage_errors(run, found["bits"])
     with contextlib.suppress(Exception):
         found["caught"] = caught(run)
+    with contextlib.suppress(Exception):
+        found["processes"] = repeated(run)
     return found

@@ -30,6 +30,7 @@ NOTHING = (
     "nothing is under test: give --implementation module:attribute or file.py:attribute,"
     " or implementation in [tool.decoderspec] of a pyproject.toml"
 )
+DATABASE, TIME_LIMIT = "--decoderspec-database", "--decoderspec-time-limit"
 RUN = pytest.StashKey[Any]()
 SETTINGS = pytest.StashKey[Any]()
 
@@ -47,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--decoderspec-claims", metavar="LIST", help="overrides the claimed contracts")
     group.addoption("--decoderspec-require", metavar="LIST", help="contracts that must hold, though not claimed")
     group.addoption("--decoderspec-xfails", metavar="FILE", help="known failures with their reasons, JSON or TOML")
+    group.addoption("--decoderspec-database", metavar="PLACE", help="failures to replay: a directory, or redis://..")
+    group.addoption("--decoderspec-time-limit", type=float, metavar="SECONDS", help="end with what it has by then")
 
 
 @pytest.fixture
@@ -61,12 +64,14 @@ def decoderspec_run(request: pytest.FixtureRequest) -> Run:
 
 def _session_run(config: pytest.Config) -> Run:
     if RUN not in config.stash:
-        from decoderspec.properties.session import run_of
+        from decoderspec.properties.session import further_options, run_of
 
         settings = _settings(config)
         if settings is None:
             raise pytest.UsageError(NOTHING)
-        config.stash[RUN] = run_of(settings)
+        run = run_of(settings)
+        run.options |= further_options(config.getoption(DATABASE), config.getoption(TIME_LIMIT))
+        config.stash[RUN] = run
     found: Run = config.stash[RUN]
     return found
 
@@ -144,9 +149,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     from decoderspec.properties.printable import printable
     from decoderspec.properties.record import record
+    from decoderspec.properties.registry import TimeUp
     from decoderspec.properties.session import expected
 
     run, settings = item.config.stash.get(RUN, None), item.config.stash.get(SETTINGS, None)
+    if run is not None and (store := run.options.get("database")) and store.problem:
+        report.user_properties.append(("decoderspec-problem", printable(store.problem)))
+    if call.excinfo and call.excinfo.errisinstance(TimeUp):
+        report.user_properties.append(("decoderspec-unreached", list(found.requirements)))
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, "Skipped: not done within the time limit")
+        return report
     made = record(found, run, call.excinfo.value if call.excinfo else None)
     why = expected(run, settings, made) if run is not None and settings is not None else ""
     report.user_properties.append(("decoderspec", made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,12 +14,16 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
 from decoderspec.properties.cases import Case
+from decoderspec.properties.database import Scoped, scoped
 from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.run import Entry, Run
-from decoderspec.properties.strategies import cases
 
 Check = Callable[[Run, Case], None]
 LONG = 30  # tokens: longer fixed cases are for the properties that ask for them
+
+
+class TimeUp(Exception):
+    """The time limit of the run came before a property was done: what it saw so far is no judgement."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,13 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
     def test(decoderspec_run: Run) -> None:
         start = time.perf_counter()
         try:
+            _in_time(decoderspec_run)
             for capability in found.needs:
                 decoderspec_run.need(capability)
             runner(decoderspec_run, found)
             if not decoderspec_run.entry.examples:
-                raise NotJudged(f"{found.requirements[0]}: no case within the limits can show it")
+                where = "of these parameters" if decoderspec_run.subject.checkpoint else "within the limits"
+                raise NotJudged(f"{found.requirements[0]}: no case {where} can show it")
         finally:
             decoderspec_run.entry.seconds = time.perf_counter() - start
 
@@ -95,12 +102,35 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
 
 
 def examine(run: Run, found: Property) -> None:
-    """The fixed cases, then the search."""
+    """The fixed cases, then the search; the search first where it has failures of earlier runs to replay."""
+    searches = found.search and not run.cases and not run.is_dear
+    database = _database(run, found) if searches else None
+    replays = database is not None and database.saved
+    if replays:
+        search(run, found, database)
     fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or small(case))]
     for case in fixed[: 1 if found.builds and run.is_dear else found.most]:
+        _in_time(run)
         (recall if run.is_dear else attempt)(run, found, case)
-    if found.search and not run.cases and not run.is_dear:
-        search(run, found)
+    if searches and not replays:
+        search(run, found, database)
+
+
+def _database(run: Run, found: Property) -> Scoped | None:
+    """The stored failures of this property, where there is a database: those that the same strategy has drawn."""
+    store, subject = run.options.get("database"), run.subject
+    return store and scoped(store, found.name, subject.name, subject.recipe.declared, run.only, run.drawn)
+
+
+def _late(run: Run) -> bool:
+    """Whether the run has a time limit and has reached it."""
+    return time.perf_counter() > float(run.options.get("until", math.inf))
+
+
+def _in_time(run: Run) -> None:
+    """Raise `TimeUp` once the time limit of the run is reached."""
+    if _late(run):
+        raise TimeUp
 
 
 def recall(run: Run, found: Property, case: Case) -> None:
@@ -150,29 +180,36 @@ def attempt(run: Run, found: Property, case: Case) -> None:
         raise
 
 
-def search(run: Run, found: Property) -> None:
-    """Random examples: the same for all properties, which share seed and strategy, so that truth is shared too."""
+def search(run: Run, found: Property, database: Scoped | None = None) -> None:
+    """Random examples: the same for all properties, which share seed and strategy, so that truth is shared too.
+
+    Raises `TimeUp` where the time limit of the run cut it short and nothing failed.
+    """
     start = time.perf_counter()
     failed: dict[str, Any] = {}
+    cut: list[Case] = []
 
-    @seed(run.seed)
     @settings(
         max_examples=run.profile.examples,
-        database=run.options.get("database"),
+        database=database,
         deadline=None,
         phases=(Phase.reuse, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(cases(run.subject.limits, run.pool))
+    @seed(run.seed)  # below the settings: applied to them it would take the database away
+    @given(run.drawn)
     def example(case: Case) -> None:
         assume(found.where(case))
-        now = time.perf_counter()
+        now, late = time.perf_counter(), _late(run)
         if failed:
-            if now - failed["since"] > run.profile.shrink_seconds and case != failed["case"]:
+            if (late or now - failed["since"] > run.profile.shrink_seconds) and case != failed["case"]:
                 return  # enough shrinking: only the smallest failure so far still fails
-        elif now - start > run.profile.seconds:
+        elif late or now - start > run.profile.seconds:
+            cut.extend([case] if late else [])
+            if database is not None:
+                database.keeps = True
             return
         try:
             attempt(run, found, case)
@@ -183,3 +220,5 @@ def search(run: Run, found: Property) -> None:
 
     with suppress(Unsatisfiable):  # the limits may leave nothing that the property asks for
         example()
+    if cut:
+        raise TimeUp

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from decoderspec.properties.database import opened
 from decoderspec.properties.loading import LoadError, attribute, implementation, load
 from decoderspec.properties.printable import printable
 from decoderspec.properties.run import PROFILES, Entry, Run
@@ -67,6 +70,16 @@ def run_of(settings: Settings) -> Run:
     if settings.operation:
         return operation_run(settings.implementation, settings.operation, **options)
     return make_run(settings.implementation, **options)
+
+
+def further_options(database: str | None, time_limit: float | None) -> dict[str, Any]:
+    """Of a run: the opened database of failures, and when it must end, counted from now. Raises `LoadError`."""
+    if time_limit is not None and not 0 < time_limit < math.inf:
+        raise LoadError(f"a time limit of {time_limit:g} s cannot be kept; allowed: seconds above 0")
+    return {
+        "database": None if database is None else opened(database),
+        "until": math.inf if time_limit is None else time.perf_counter() + time_limit,
+    }
 
 
 def counts(run: Run, required: Collection[str], names: Collection[str]) -> bool:

@@ -59,7 +59,8 @@ def test_the_schema_and_its_page_name_exactly_the_keys_of_a_report():
 
 
 def test_the_schema_uses_only_what_is_checked():
-    known = {"type", "enum", "pattern", "minimum", "properties", "required", "additionalProperties", "items", "$ref"}
+    known = {"type", "enum", "pattern", "minimum", "properties", "required", "additionalProperties", "items", "$ref",
+             "propertyNames"}  # fmt: skip
     words = {"$schema", "$defs", "title", "description"}
 
     def walk(rule):
