@@ -27,7 +27,8 @@ from decoderspec.properties.cases import Array
 from decoderspec.properties.grading import DIED, HUNG, Grade, grade, not_judged, spoiled
 from decoderspec.properties.loading import load
 from decoderspec.properties.probe import Probe, Setting
-from decoderspec.properties.subject import read_subject
+from decoderspec.properties.subject import read_subject, words
+from decoderspec.spec.shown import cut
 
 LOAD_SECONDS = 60.0  # at least: importing an array library from a cold disk is slow
 CLOSE_SECONDS = 2.0
@@ -207,7 +208,8 @@ def main() -> None:
     setting = _load(request, reply)
     if setting is not None:
         _answer_all(setting, request["probes"], reply)
-        setting.subject.close()
+        with contextlib.suppress(BaseException):  # every answer is given
+            setting.subject.close()
     os._exit(0)
 
 
@@ -224,11 +226,13 @@ def _connect() -> tuple[Reply, dict[str, Any]]:
 
 
 def _load(request: Mapping[str, Any], reply: Reply) -> Setting | None:
-    sys.path.extend(place for place in request["path"] if place not in sys.path)
+    sys.path[:] = request["path"]  # so that each name is found where the parent finds it
     try:
         setting = Setting(read_subject(load(request["name"]), request["precision"], request["claims"]))
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # an import may call sys.exit
-        reply({"failure": f"{type(error).__name__}: {error}"})
+        reply({"failure": cut(f"{type(error).__name__}: {words(error)}")})
         return None
     reply({"failure": ""})
     return setting
@@ -249,7 +253,9 @@ def _usual(setting: Setting) -> Array | None:
     """Valid logits before anything bad; None where there are none to compare with."""
     try:
         return setting.valid()
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a test framework's word for skipping is one, and no Exception
         return None
 
 

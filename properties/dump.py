@@ -24,6 +24,7 @@ from decoderspec.spec.config import Config
 from decoderspec.spec.errors import SpecError
 from decoderspec.spec.parameters import parameter_shapes
 from decoderspec.spec.precision import DeclarationError, recipe
+from decoderspec.spec.shown import cut
 from decoderspec.spec.stages import stage_names, stage_shape, suffix
 from decoderspec.spec.validation import validate_config, validate_parameter, validate_targets, validate_tokens
 
@@ -37,6 +38,9 @@ WITHOUT_PARAMETERS = (
 
 class DumpError(ValueError):
     """A dump that cannot be judged: what came, what is allowed, what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from decoderspec.adapters.process import ChildHung, ChildLost
 from decoderspec.properties.cases import Array
 from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.probe import HARMLESS, Probe, Setting
+from decoderspec.properties.subject import looked_up, words
 from decoderspec.spec.arrays import ArrayError
 from decoderspec.spec.errors import CATEGORIES, ERRORS, OF_ITS_CAUSE
 
@@ -90,7 +91,7 @@ def _valid_part_failed(probe: Probe, setting: Setting, finding: Finding) -> Grad
 
 
 def _raised(probe: Probe, setting: Setting, error: BaseException) -> Grade:
-    text = f"{type(error).__name__} from {setting.doing}: {str(error)[:300]}"
+    text = f"{type(error).__name__} from {setting.doing}: {words(error)[:300]}"
     if not isinstance(error, Exception):
         return Grade(DIED, f"{text} (which ends the process that calls it)")
     if isinstance(error, ChildLost):  # of the line protocol: it refused nothing
@@ -101,7 +102,7 @@ def _raised(probe: Probe, setting: Setting, error: BaseException) -> Grade:
         return Grade(NOT_IMPLEMENTED, f"{text} (which refuses nothing: it says that valid input would fail too)")
     if isinstance(error, MemoryError) and "resource" not in probe.expected:
         return Grade(OUT_OF_MEMORY, text)
-    return _refused(probe, error, text, getattr(setting.subject.implementation, "classify", None))
+    return _refused(probe, error, text, looked_up(setting.subject.implementation, "classify"))
 
 
 def _refused(probe: Probe, error: Exception, text: str, classify: Callable[[Any], Any] | None) -> Grade:
@@ -109,8 +110,10 @@ def _refused(probe: Probe, error: Exception, text: str, classify: Callable[[Any]
         return Grade(REFUSED, text, ok=True)
     try:
         category = _category(classify, error)
-    except Exception as failure:
-        return Grade(IN_ANOTHER, f"{text}; classify raised {type(failure).__name__}: {failure}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
+        return Grade(IN_ANOTHER, f"{text}; classify raised {type(failure).__name__}: {words(failure)}")
     if category in probe.expected:
         return Grade(IN_CATEGORY, f"{category}: {text}", ok=True)
     if category is None and isinstance(error, (*TYPE_ERRORS, MemoryError)):
@@ -150,7 +153,9 @@ def _alike(probe: Probe, setting: Setting, answer: Array) -> str | None:
     for word, perform in probe.alike:
         try:
             other = perform(setting)
-        except Exception:  # this reading gives nothing valid
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # this reading gives nothing valid
             continue
         if agree(setting, answer, other):
             return word
@@ -171,5 +176,5 @@ def spoiled(setting: Setting, usual: Array) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return f"afterwards valid input raises {type(error).__name__}: {str(error)[:200]}"
+        return f"afterwards valid input raises {type(error).__name__}: {words(error)[:200]}"
     return "" if agree(setting, now, usual) else "afterwards valid input gives other logits"

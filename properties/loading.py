@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,9 @@ from types import ModuleType
 from typing import Any
 
 from decoderspec.adapters.command import PREFIX, CommandError, CommandImplementation
+from decoderspec.properties.conduct import watched
 from decoderspec.spec.config import Config
+from decoderspec.spec.shown import cut, shown
 
 FORMS = (
     "package.module:attribute or path/to/file.py:attribute (an instance, a class, a factory or a plain function),"
@@ -25,6 +28,9 @@ FORMS = (
 
 class LoadError(Exception):
     """What was named cannot be loaded: says what came, what is allowed, and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
 
 
 class FunctionModel:
@@ -71,11 +77,12 @@ def attribute(name: str) -> Any:
             raise LoadError(str(reason)) from None
     place, colon, path = name.rpartition(":")
     if not colon or not place or not path:
-        raise LoadError(f"{name!r} does not name an implementation; allowed: {FORMS}")
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+        raise LoadError(f"{shown(name)} does not name an implementation; allowed: {FORMS}")
+    with watched("its module"):
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
     found: Any = module
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not _has(found, part):
             offers = ", ".join(n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n)))
             raise LoadError(f"{place} has no {path!r}; it has: {offers or 'nothing callable'}")
         found = getattr(found, part)
@@ -91,9 +98,12 @@ def implementation(found: Any, name: str) -> Any:
     if inspect.isfunction(found) and (missing := _required(found)):
         raise LoadError(f"a plain function takes (config, parameters, tokens); {name} takes {missing}")
     if not callable(found):
-        raise LoadError(f"{name} is {type(found).__name__}, which has no build(config, parameters) and no load(); allowed: {FORMS}")
+        raise LoadError(
+            f"{name} is {type(found).__name__}, which has no build(config, parameters) and no load(); allowed: {FORMS}"
+        )
     try:
-        made = found()
+        with watched("its factory"):
+            made = found()
     except KeyboardInterrupt:
         raise
     except BaseException as reason:  # a script may call sys.exit
@@ -107,7 +117,15 @@ def implementation(found: Any, name: str) -> Any:
 
 def _is_implementation(found: Any) -> bool:
     """Whether models come from it: built to order, or loaded with weights of its own."""
-    return hasattr(found, "build") or hasattr(found, "load")
+    return _has(found, "build") or _has(found, "load")
+
+
+def _has(found: Any, name: str) -> bool:
+    """Whether it has an attribute; one that cannot even be looked up is none."""
+    try:
+        return hasattr(found, name)
+    except (Exception, SystemExit):
+        return False
 
 
 def _required(function: Any) -> int:
@@ -118,7 +136,7 @@ def _required(function: Any) -> int:
 
 def _is_logits_function(found: Any) -> bool:
     """Whether it is called with a configuration, parameters and tokens: any callable but a class, compiled ones too."""
-    if inspect.isclass(found) or not callable(found) or hasattr(found, "build"):
+    if inspect.isclass(found) or not callable(found) or _has(found, "build"):
         return False
     try:
         parameters = inspect.signature(found).parameters.values()
@@ -140,7 +158,7 @@ def _from_module(place: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):  # also where the name is too long for a file, which pathlib raises
         raise LoadError(f"there is no file {path}; allowed: {FORMS}")
     name = f"decoderspec_subject_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

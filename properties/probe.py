@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from decoderspec.properties.cases import Array, Case, arrays
+from decoderspec.properties.checkpoint import BUILD
+from decoderspec.properties.findings import Absent
 from decoderspec.properties.subject import Subject, fresh
 from decoderspec.spec.arrays import ArrayError, to_numpy
 from decoderspec.spec.config import Config
 
 USUAL = Case(Config(7, 8, 2, 5, 2, 6, 100.0, 1e-3), batch=2, tokens=4, seed=1)  # all sizes differ
+MOST = 2**22  # values of an answer: the right ones are a few thousand
 ROOM = 2**30  # bytes that a build beyond all memory may take before the system refuses them
 HARMLESS = "harmless"  # the word for an answer that is right for the nearest valid input
 
@@ -28,7 +31,9 @@ class Setting:
 
     @cached_property
     def case(self) -> Case:
-        """The usual case where there are no limits; else the nearest one within them."""
+        """The usual case where there are no limits; else the nearest one within them, or a checkpoint's own."""
+        if self.subject.checkpoint is not None:
+            return self.subject.checkpoint.cases(self.subject.limits)[0]
         if not self.subject.limits:
             return USUAL
         from decoderspec.properties import strategies  # brings Hypothesis, which most children can do without
@@ -38,6 +43,8 @@ class Setting:
 
     def admits(self, case: Case) -> bool:
         """Whether a case lies within the limits as it is."""
+        if self.subject.checkpoint is not None and case.config != self.subject.checkpoint.config:
+            return False
         if not self.subject.limits:
             return True
         from decoderspec.properties import strategies
@@ -70,7 +77,9 @@ class Setting:
         return self.call("logits", self.tokens)
 
     def built(self, config: Config, theirs: Mapping[str, Any], tokens: Array) -> Array:
-        """The logits of a model of its own. Raises what the implementation raises."""
+        """The logits of a model of its own. Raises what the implementation raises; `Absent` of a checkpoint."""
+        if self.subject.checkpoint is not None:
+            raise Absent(BUILD)
         self.doing = "build"
         model = self.subject.implementation.build(config, dict(theirs))
         try:
@@ -104,7 +113,7 @@ def numbers(value: Any) -> Array:
     if isinstance(value, Mapping):
         return np.concatenate([np.empty(0), *(numbers(value[name]) for name in sorted(value))])
     try:
-        return to_numpy(value)[0].ravel()
+        return to_numpy(value, MOST)[0].ravel()
     except ArrayError as failure:
         # A lazy array raises here what its computation raised, a list only that it is ragged.
         if failure.__cause__ is None or isinstance(value, (list, tuple)):

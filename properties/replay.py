@@ -19,6 +19,7 @@ from decoderspec.properties.truth import Truth
 from decoderspec.spec.config import Config
 from decoderspec.spec.errors import SpecError
 from decoderspec.spec.parameters import iterate_parameters
+from decoderspec.spec.shown import cut, shown
 from decoderspec.spec.validation import validate_config
 
 FORMAT, VERSION = "decoderspec-case", 1
@@ -58,11 +59,11 @@ def read(path: Path) -> Case:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ReplayError(f"{path} is not a case: its format must be {FORMAT!r}")
     if document.get("version") != VERSION:
-        raise ReplayError(f"{path} has version {document.get('version')!r}; this reads version {VERSION}")
+        raise ReplayError(f"{path} has version {shown(document.get('version'))}; this reads version {VERSION}")
     try:
         return _case(document)
     except (SpecError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as reason:
-        raise ReplayError(f"{path}: {type(reason).__name__}: {reason}") from None
+        raise ReplayError(cut(f"{path}: {type(reason).__name__}: {reason}")) from None
 
 
 def _case(document: Mapping[str, Any]) -> Case:

@@ -16,6 +16,7 @@ from typing import Any
 from decoderspec.properties.subject import read_claims
 from decoderspec.properties.xfails import Xfail, read_xfails
 from decoderspec.spec.precision import DeclarationError
+from decoderspec.spec.shown import shown
 
 FILE = "pyproject.toml"
 
@@ -66,7 +67,7 @@ def read_precision(text: str | None) -> str | dict[str, str] | None:
         found = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise DeclarationError(
-            f"precision {text!r} is neither a word nor a mapping such as {{'results': ..}}"
+            f"precision {shown(text)} is neither a word nor a mapping such as {{'results': ..}}"
         ) from None
     return _precision(found)
 
@@ -84,11 +85,11 @@ def _table(path: Path) -> Any:
 
 def _read(path: Path, table: Any) -> Settings:
     if not isinstance(table, dict):
-        raise DeclarationError(f"{path}: tool.decoderspec must be a table, got {table!r}")
+        raise DeclarationError(f"{path}: tool.decoderspec must be a table, got {shown(table)}")
     found: dict[str, Any] = {}
     for key, value in table.items():
         if key not in KEYS:
-            raise DeclarationError(f"{path}: [tool.decoderspec] has no key {key!r}; allowed: {', '.join(KEYS)}")
+            raise DeclarationError(f"{path}: [tool.decoderspec] has no key {shown(key)}; allowed: {', '.join(KEYS)}")
         name, read = KEYS[key]
         try:
             found[name] = read(value)
@@ -110,13 +111,13 @@ def _below(folder: Path, name: str) -> str:
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise DeclarationError(f"must be a string, got {value!r}")
+        raise DeclarationError(f"must be a string, got {shown(value)}")
     return value
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise DeclarationError(f"must be a whole number, got {value!r}")
+        raise DeclarationError(f"must be a whole number, got {shown(value)}")
     return value
 
 
@@ -124,7 +125,7 @@ def _precision(value: Any) -> str | dict[str, str]:
     if isinstance(value, dict) and all(isinstance(each, str) for pair in value.items() for each in pair):
         return value
     if not isinstance(value, str):
-        raise DeclarationError(f"must be a string or a table of strings, got {value!r}")
+        raise DeclarationError(f"must be a string or a table of strings, got {shown(value)}")
     return value
 
 

@@ -72,5 +72,5 @@ def refused(run: Run, requirement: str) -> None:
         raise Finding(f"{len(wrong)} of {len(judged)} bad inputs were not refused as they must be: {shown}{more}",
                       "inputs", details=grades)  # fmt: skip
     if not judged:
-        reason = outcomes[0].detail if outcomes else "nothing could be asked"
+        reason = outcomes[0].detail if outcomes else run.unasked or "nothing could be asked"
         raise NotJudged(f"{requirement}: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from decoderspec.spec.requirements import requirements
+from decoderspec.spec.shown import cut, shown
 
 
 class XfailError(ValueError):
     """An xfail file that cannot be read: what came and what is allowed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,20 @@ def read_xfails(path: Path) -> list[Xfail]:
 def _entry(path: Path, entry: Any) -> Xfail:
     allowed: dict[str, Any] = {"requirement": str, "reason": str, "link": str, "at_most": (int, float)}
     if not isinstance(entry, Mapping) or not {"requirement", "reason"} <= set(entry) <= set(allowed):
-        raise XfailError(f"{path}: an entry has requirement and reason, and may have link and at_most; got {entry!r}")
+        raise XfailError(
+            f"{path}: an entry has requirement and reason, and may have link and at_most; got {shown(entry)}"
+        )
     for key, value in entry.items():
-        if not isinstance(value, allowed[key]) or isinstance(value, bool):
-            raise XfailError(f"{path}: {key} of {entry['requirement']} is {value!r}")
+        if not isinstance(value, allowed[key]) or isinstance(value, bool) or not _is_ceiling(key, value):
+            raise XfailError(f"{path}: {key} of {shown(entry['requirement'])} is {shown(value)}")
     if entry["requirement"] not in requirements():
-        raise XfailError(f"{path}: there is no requirement {entry['requirement']!r}")
+        raise XfailError(f"{path}: there is no requirement {shown(entry['requirement'])}")
     return Xfail(**entry)
+
+
+def _is_ceiling(key: str, value: Any) -> bool:
+    """Whether a figure bounds anything: NaN does not, nor a number that no noise comes to."""
+    return key != "at_most" or bool(0 <= value <= sys.float_info.max)
 
 
 def known(xfails: Iterable[Xfail], names: Collection[str], worst_noise: float | None) -> Xfail | None:

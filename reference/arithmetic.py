@@ -5,12 +5,15 @@ import copyreg
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from mpmath import nstr
 from mpmath.ctx_mp import MPContext
 from mpmath.libmp import from_float, from_int, from_man_exp, mpf_cos, mpf_exp, mpf_sin, mpf_sqrt, normalize
+
+from decoderspec.spec.shown import shown
 
 Exact = np.ndarray[Any, np.dtype[np.object_]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -56,6 +59,13 @@ class Arithmetic:
 Precision = Callable[[int], Arithmetic]  # digits -> arithmetic
 
 
+def whole_digits(digits: Any) -> int:
+    """The number of digits to compute with. Raises `ValueError` for what is none."""
+    if isinstance(digits, bool) or not isinstance(digits, Integral) or digits < 1:
+        raise ValueError(f"digits must be a whole number, 1 or more, got {shown(digits)}")
+    return int(digits)
+
+
 class _Context(MPContext):  # type: ignore[misc]  # mpmath has no types
     """An mpmath of our own: nobody's `mp.dps` reaches it, and its numbers print with the digits asked for."""
 
@@ -80,9 +90,16 @@ def _restored(digits: int, parts: Any) -> Any:
     return _context(digits).make_mpf(parts)
 
 
-@cache
 def multiprecision(digits: int) -> Arithmetic:
-    """Arbitrary precision (mpmath): every operation is rounded to `digits` decimal digits and a few guard digits."""
+    """Arbitrary precision (mpmath): every operation is rounded to `digits` decimal digits and a few guard digits.
+
+    Raises `ValueError` for fewer digits than 1.
+    """
+    return _multiprecision(whole_digits(digits))
+
+
+@cache
+def _multiprecision(digits: int) -> Arithmetic:
     context = _context(digits)
     return Arithmetic(
         digits=digits,
@@ -235,5 +252,6 @@ def difference(values: Any, truth: Any) -> Floats:
 
 def text(array: Any, digits: int = 12) -> str:
     """The array as aligned text with so many digits an element."""
+    digits = whole_digits(digits)
     formatter: Any = {"object": lambda value: nstr(value, digits, strip_zeros=False).rjust(digits + 7)}
     return np.array2string(np.asarray(array, object), formatter=formatter)

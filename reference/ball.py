@@ -17,15 +17,31 @@ from typing import Any
 import numpy as np
 from flint import arb, arb_mat, arf, ctx
 
-from decoderspec.reference.arithmetic import GUARD_BITS, Arithmetic, Elementwise, Exact, Floats, by_columns, packed
+from decoderspec.reference.arithmetic import (
+    GUARD_BITS,
+    Arithmetic,
+    Elementwise,
+    Exact,
+    Floats,
+    by_columns,
+    packed,
+    whole_digits,
+)
 
 BITS_PER_DIGIT = 3.3219280948873626
 _outer: list[int] = []  # working precisions to go back to
 
 
-@cache
 def balls(digits: int) -> Arithmetic:
-    """Ball arithmetic with a working precision of so many decimal digits and a few guard digits."""
+    """Ball arithmetic with a working precision of so many decimal digits and a few guard digits.
+
+    Raises `ValueError` for fewer digits than 1.
+    """
+    return _balls(whole_digits(digits))
+
+
+@cache
+def _balls(digits: int) -> Arithmetic:
     return Arithmetic(
         digits=digits,
         exact=_exact,

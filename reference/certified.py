@@ -25,7 +25,7 @@ import numpy as np
 from mpmath.libmp import from_float, mpf_abs, mpf_add, mpf_gt, mpf_le, mpf_sub
 
 from decoderspec.reference import oracle, sampled
-from decoderspec.reference.arithmetic import Exact, Floats, Precision, multiprecision
+from decoderspec.reference.arithmetic import Exact, Floats, Precision, multiprecision, whole_digits
 from decoderspec.reference.formulas import Parameters
 from decoderspec.reference.slopes import Role
 from decoderspec.spec.config import Config
@@ -126,6 +126,7 @@ def values(compute: Compute, *, digits: int = 36) -> dict[str, Exact]:
 
     So too where balls say nothing at eight times the digits, as of infinite inputs: mpmath computes as IEEE does.
     """
+    digits = whole_digits(digits)
     if oracle.fastest() is not multiprecision:
         with suppress(DigitsExhausted):
             found = certify(compute, relative=10.0 ** (12 - digits), limit=8 * digits)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from decoderspec.reference import formulas
-from decoderspec.reference.arithmetic import Arithmetic, Exact, Precision, multiprecision
+from decoderspec.reference.arithmetic import Arithmetic, Exact, Precision, multiprecision, whole_digits
 from decoderspec.reference.formulas import Parameters
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import FINAL_GAIN, TABLE, parameter_shapes
@@ -28,7 +28,7 @@ STEP_DIGITS = 20  # how much finer than half the digits a difference steps: thir
 
 
 def _raised(digits: int) -> int:
-    return digits + (digits + 1) // 2 + STEP_DIGITS + 10
+    return whole_digits(digits) + (digits + 1) // 2 + STEP_DIGITS + 10
 
 
 def _step(a: Arithmetic, digits: int) -> Any:

@@ -14,12 +14,15 @@ class ArrayError(TypeError):
     """A value that is not an array of real numbers."""
 
 
-def to_numpy(value: Any) -> tuple[NDArray[np.float64], str]:
+def to_numpy(value: Any, most: int | None = None) -> tuple[NDArray[np.float64], str]:
     """A fresh float64 copy of any shape, and the name of the dtype in which it came (`bfloat16`, `int64`).
 
     Takes anything with `detach`, `__array__` or `__dlpack__`, numbers, and nested lists of numbers. Raises
-    `ArrayError` for strings, objects, booleans, complex numbers, ragged lists and what cannot be read.
+    `ArrayError` for strings, objects, booleans, complex numbers, ragged lists, masked arrays and what cannot be read,
+    and for more values than `most`, before they are copied: a view may claim any number without holding them.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArrayError("expected an array of real numbers, got a masked array: what is masked has no value")
     try:
         array, dtype = _read(value)
     except Exception as reason:  # whatever the library of the value raises
@@ -28,6 +31,8 @@ def to_numpy(value: Any) -> tuple[NDArray[np.float64], str]:
     is_real = array.dtype.kind in "fiu" or (array.dtype.kind == "V" and "float" in dtype)
     if not is_real or array.dtype.names is not None:
         raise ArrayError(f"expected an array of real numbers, got {_described(value)} of dtype {dtype}")
+    if most is not None and array.size > most:
+        raise ArrayError(f"got an array of shape {array.shape}: no right answer has that many values")
     return np.array(array, dtype=np.float64, order="C"), dtype
 
 

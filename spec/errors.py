@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from decoderspec.spec.shown import MOST, cut, shown
+
 CATEGORIES = (
     "configuration",
     "parameters",
@@ -67,9 +69,9 @@ def error(code: str, cause: SpecError | None = None, **values: object) -> SpecEr
     row = ERRORS[code]
     if set(values) != set(row.fields) or row.wraps != (cause is not None):
         raise TypeError(f"{code} carries {row.fields}, cause {row.wraps}; got {tuple(values)}, cause {cause!r}")
-    shown = {name: debug(value) if isinstance(value, float) else value for name, value in values.items()}
+    words = {name: _written(value) for name, value in values.items()}
     category = row.category if cause is None else cause.category
-    failure = SpecError(code, category, row.message.format(source=cause, **shown), values)
+    failure = SpecError(code, category, row.message.format(source=cause, **words), values)
     failure.__cause__ = cause
     return failure
 
@@ -81,6 +83,21 @@ def owned_by(code: str, **values: object) -> Iterator[None]:
         yield
     except SpecError as cause:
         raise error(code, cause, **values) from cause
+
+
+class _Written(str):
+    """A value that is written already; a message that asks for its `repr` gets the same."""
+
+    __repr__ = str.__str__
+
+
+def _written(value: object) -> object:
+    """What stands for a value in a message: itself where it is short, since the message says how it is written."""
+    if isinstance(value, float):
+        return debug(value)
+    if isinstance(value, str):
+        return value if len(value) <= MOST else _Written(cut(value, MOST))
+    return value if type(value) is int and abs(value) < 10**MOST else _Written(shown(value))
 
 
 def debug(value: float) -> str:

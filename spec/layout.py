@@ -8,8 +8,8 @@ here judges values or shapes: what does not fit the configuration passes through
 reaches whoever must refuse it.
 """
 
-import math
 import numbers
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import BLOCK_PARAMETERS, FINAL_GAIN, TABLE, block_shapes, parameter_shapes
 from decoderspec.spec.precision import DeclarationError
+from decoderspec.spec.shown import shown
 from decoderspec.spec.stages import suffix
 
 Array = NDArray[Any]
@@ -262,10 +263,10 @@ def layout(declaration: Mapping[str, object]) -> Layout:
         raise DeclarationError(f"layout must be a mapping, got {type(declaration).__name__}")
     for key in declaration:
         if key not in KEYS:
-            raise DeclarationError(f"layout has no key {key!r}; allowed are {', '.join(KEYS)}")
+            raise DeclarationError(f"layout has no key {shown(key)}; allowed are {', '.join(KEYS)}")
     stacked = declaration.get("stacked", False)
     if not isinstance(stacked, bool):
-        raise DeclarationError(f"layout stacked must be True or False, got {stacked!r}")
+        raise DeclarationError(f"layout stacked must be True or False, got {shown(stacked)}")
     return Layout(
         rotation=_word(declaration, "rotation"),
         matrices=_word(declaration, "matrices"),
@@ -279,42 +280,56 @@ def _word(declaration: Mapping[str, object], key: str) -> str:
     allowed = WORDS[key]
     word = declaration.get(key, allowed[0])
     if not isinstance(word, str) or word not in allowed:
-        raise DeclarationError(f"layout {key} must be {' or '.join(allowed)}, got {word!r}")
+        raise DeclarationError(f"layout {key} must be {' or '.join(allowed)}, got {shown(word)}")
     return word
 
 
 def _offset(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise DeclarationError(f"layout gain_offset must be a finite number, got {value!r}")
+    # Neither NaN nor an integer beyond every float is within the largest one.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+        raise DeclarationError(f"layout gain_offset must be a finite number, got {shown(value)}")
     return float(value)
 
 
 def _fused(declared: object) -> dict[str, tuple[str, ...]]:
     """Their pattern -> canonical patterns; each matrix in one tensor at most, all with one input axis."""
     if not isinstance(declared, Mapping):
-        raise DeclarationError(f"layout fused must map their names to lists of ours, got {declared!r}")
+        raise DeclarationError(f"layout fused must map their names to lists of ours, got {shown(declared)}")
     taken: set[str] = set()
     for theirs, parts in declared.items():
         if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) < 2:
-            raise DeclarationError(f"layout fused {theirs!r} must list two or more canonical names, got {parts!r}")
+            raise DeclarationError(
+                f"layout fused {shown(theirs)} must list two or more canonical names, got {shown(parts)}"
+            )
         for part in parts:
             if part not in MATRICES:
-                raise DeclarationError(f"layout fused {theirs!r} holds {part!r}; allowed are {', '.join(MATRICES)}")
+                raise DeclarationError(
+                    f"layout fused {shown(theirs)} holds {shown(part)}; allowed are {', '.join(MATRICES)}"
+                )
             if part in taken:
-                raise DeclarationError(f"layout fused holds {part!r} twice")
+                raise DeclarationError(f"layout fused holds {shown(part)} twice")
             if part.endswith("ffn.down.weight"):
-                raise DeclarationError(f"layout fused {theirs!r}: {part!r} shares its input axis with no other matrix")
+                raise DeclarationError(
+                    f"layout fused {shown(theirs)}: {shown(part)} shares its input axis with no other matrix"
+                )
             taken.add(part)
+        _require_word(theirs, parts)
     return {theirs: tuple(parts) for theirs, parts in declared.items()}
 
 
 def _names(declared: object) -> dict[str, str]:
     if not isinstance(declared, Mapping):
-        raise DeclarationError(f"layout names must map our names to theirs, got {declared!r}")
+        raise DeclarationError(f"layout names must map our names to theirs, got {shown(declared)}")
     for pattern in declared:
         if pattern not in PATTERNS:
-            raise DeclarationError(f"layout names has no parameter {pattern!r}; allowed are {', '.join(PATTERNS)}")
+            raise DeclarationError(f"layout names has no parameter {shown(pattern)}; allowed are {', '.join(PATTERNS)}")
+        _require_word(declared[pattern], (pattern,))
     return dict(declared)
+
+
+def _require_word(theirs: object, parts: Sequence[str]) -> None:
+    if not isinstance(theirs, str) or not theirs:
+        raise DeclarationError(f"layout needs a name for {', '.join(parts)}, got {shown(theirs)}")
 
 
 def _slots(fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str], stacked: bool) -> tuple[Slot, ...]:
@@ -322,7 +337,7 @@ def _slots(fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str], stack
     home = {part: Slot(theirs, parts) for theirs, parts in fused.items() for part in parts}
     for pattern in names:
         if pattern in home:
-            raise DeclarationError(f"layout names {pattern!r}, which is fused into {home[pattern].theirs!r}")
+            raise DeclarationError(f"layout names {shown(pattern)}, which is fused into {shown(home[pattern].theirs)}")
     for pattern in PATTERNS:
         default = pattern.replace("{n}.", "") if stacked else pattern
         home.setdefault(pattern, Slot(names.get(pattern, default), (pattern,)))
@@ -331,14 +346,14 @@ def _slots(fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str], stack
         _check_name(slot, stacked)
     repeated = {slot.theirs for slot in slots if [other.theirs for other in slots].count(slot.theirs) > 1}
     if repeated:
-        raise DeclarationError(f"layout gives {min(repeated)!r} to more than one tensor; use fused to join tensors")
+        raise DeclarationError(
+            f"layout gives {shown(min(repeated))} to more than one tensor; use fused to join tensors"
+        )
     return slots
 
 
 def _check_name(slot: Slot, stacked: bool) -> None:
-    if not isinstance(slot.theirs, str) or not slot.theirs:
-        raise DeclarationError(f"layout needs a name for {', '.join(slot.parts)}, got {slot.theirs!r}")
     if ("{n}" in slot.theirs) == (slot.of_block and not stacked):
         return
     rule = "needs {n}, the number of the block" if slot.of_block and not stacked else "cannot have {n}: there is one"
-    raise DeclarationError(f"layout name {slot.theirs!r} of {', '.join(slot.parts)} {rule}")
+    raise DeclarationError(f"layout name {shown(slot.theirs)} of {', '.join(slot.parts)} {rule}")

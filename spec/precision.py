@@ -15,11 +15,15 @@ values are formats. What is not given follows from what is:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from decoderspec.spec.shown import cut, shown
 from decoderspec.spec.stages import BLOCK_STAGES
 
 
 class DeclarationError(ValueError):
     """A declaration that the suite cannot read: what came, and what is allowed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def recipe(declared: str | Mapping[str, str]) -> Recipe:
         mapping = NAMED_RECIPES.get(declared, {"results": declared})
         if declared not in NAMED_RECIPES and declared not in FORMATS:
             allowed = ", ".join([*FORMATS, *NAMED_RECIPES])
-            raise DeclarationError(f"precision {declared!r} is not known; allowed: {allowed}, or a mapping")
+            raise DeclarationError(f"precision {shown(declared)} is not known; allowed: {allowed}, or a mapping")
     elif isinstance(declared, Mapping):
         mapping = dict(declared)
     else:
@@ -104,9 +108,9 @@ def recipe(declared: str | Mapping[str, str]) -> Recipe:
 def _format(key: str, value: object) -> Format:
     if key not in GENERAL_KEYS and key not in STAGE_KEYS:
         allowed = ", ".join(GENERAL_KEYS)
-        raise DeclarationError(f"precision has no part {key!r}; allowed: {allowed}, or a stage such as ffn.gate")
+        raise DeclarationError(f"precision has no part {shown(key)}; allowed: {allowed}, or a stage such as ffn.gate")
     if not isinstance(value, str) or value not in FORMATS:
-        raise DeclarationError(f"precision of {key} is {value!r}; allowed: {', '.join(FORMATS)}")
+        raise DeclarationError(f"precision of {key} is {shown(value)}; allowed: {', '.join(FORMATS)}")
     return FORMATS[value]
 
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from decoderspec.spec.config import Config
 from decoderspec.spec.errors import MAX_SCALARS, SpecError, error, owned_by
 from decoderspec.spec.parameters import TABLE, iterate_parameters, parameter_count
+from decoderspec.spec.shown import shown
 from decoderspec.spec.stages import BLOCK_STAGES, stage_shape, suffix
 
 if TYPE_CHECKING:
@@ -147,10 +148,16 @@ def validate_value(name: str, shape: tuple[int, ...], value: ArrayLike) -> NDArr
 
 def validate_real(name: str, value: ArrayLike) -> NDArray[Any]:
     """An array of real numbers, whatever its shape; booleans, complex numbers, objects and ragged lists are none."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise error("ParameterError.Dtype", name=name, dtype="a masked array")
     try:
         array = np.asarray(value)
     except ValueError:
         raise error("ParameterError.Dtype", name=name, dtype="ragged lists") from None
+    except MemoryError:
+        raise
+    except Exception as reason:  # whatever the library of the value raises
+        raise error("ParameterError.Dtype", name=name, dtype=_unreadable(value, reason)) from None
     if array.dtype.kind not in "fiu":
         raise error("ParameterError.Dtype", name=name, dtype=str(array.dtype))
     return array
@@ -263,10 +270,20 @@ def _out_of_bounds(code: str, config: Config, ids: NDArray[Any], position: int) 
 
 
 def _array(values: ArrayLike, family: str) -> NDArray[Any]:
+    if isinstance(values, np.ma.MaskedArray):
+        raise error(f"{family}.NotIntegers", dtype="a masked array")
     try:
         return np.asarray(values)
     except ValueError:
         raise error(f"{family}.Ragged") from None
+    except MemoryError:
+        raise
+    except Exception as reason:
+        raise error(f"{family}.NotIntegers", dtype=_unreadable(values, reason)) from None
+
+
+def _unreadable(value: object, reason: Exception) -> str:
+    return f"a value of type {type(value).__name__} that cannot be read: {shown(reason)}"
 
 
 def _require_integers(array: NDArray[Any], family: str, given: ArrayLike) -> None:

@@ -27,8 +27,8 @@ REPORT = {  # the public format
     "limits", "grades", "caught", "not_covered", "environment", "seed",
 }  # fmt: skip
 BESIDE_IT = {
-    "claims", "required", "holes", "not_run", "xfails", "emulates", "conduct", "bits", "stages", "findings", "problems", "seconds",
-    "profile",
+    "claims", "required", "holes", "not_run", "xfails", "emulates", "conduct", "bits", "stages", "findings", "problems",
+    "seconds", "profile",
 }  # fmt: skip
 ROW = {"status", "contract", "examples", "worst_noise", "allowed", "reason"}
 

@@ -19,6 +19,7 @@ def render(document: Document) -> str:
     parts = [f"## decoderspec: {quoted(words.name(document))}", f"**{words.verdict(document)}**"]
     parts += ["\n".join(_contracts(document)), _about(document), *_findings(document)]
     parts += ["\n".join(_problems(document)), "\n".join(_known(document)), "\n".join(_unclaimed(document))]
+    parts += [_folded("Beside answering", [f"- {quoted(entry)}" for entry in document["conduct"]])]
     parts += [_folded("Not covered", _not_covered(document)), _folded("All requirements", _requirements(document))]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -232,6 +232,8 @@ def _repeats(document: Document) -> Iterator[str]:
     if document["grades"]:
         yield "<h2>What repeats</h2><p>Calls that should agree, and how far they do.</p>"
         yield _pairs({key: text(grade) for key, grade in document["grades"].items()})
+    if document["conduct"]:
+        yield f"<p>What it does beside answering, which fails nothing:</p>{_listed(map(text, document['conduct']))}"
     if document["emulates"]:
         yield f"<p>The adapter emulates {text(', '.join(document['emulates']))}: its bits there are not judged.</p>"
 

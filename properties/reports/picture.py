@@ -38,7 +38,7 @@ def _text(words: str) -> str:
 
 def _sentence(stage: dict[str, Any]) -> str:
     """A stage in words, for whoever does not see the picture."""
-    bits = "" if stage["bits"] is None else f", {figure(stage['bits']):.0f} of {stage['possible']} bits right"
+    bits = "" if stage["bits"] is None else f", {_bits(stage):.0f} of {stage['possible']} bits right"
     return f"{stage['name']}: {share(stage)} its limit{bits}"
 
 
@@ -70,7 +70,7 @@ def _stage(index: int, stage: dict[str, Any], stages: Sequence[dict[str, Any]]) 
     yield _bar("track", noise, y, INSIDE * NOISE)
     yield _bar(tone, noise, y, max(1.5, NOISE * _length(excess)))
     if stage["bits"] is not None:
-        unit, right, possible = BARS / _most(stages), figure(stage["bits"]), stage["possible"]
+        unit, right, possible = BARS / _most(stages), _bits(stage), stage["possible"]
         end = bits + unit * possible
         yield _bar("track", bits, y, unit * possible) + _bar(tone, bits, y, unit * right)
         yield f'<line class="possible" x1="{end:.1f}" x2="{end:.1f}" y1="{y - 1}" y2="{y + 14}"/>'
@@ -84,7 +84,13 @@ def _bar(tone: str, x: float, y: float, width: float) -> str:
 
 def _most(stages: Sequence[dict[str, Any]]) -> int:
     """The largest number of bits that the picture has room for."""
-    return max(max(int(stage["possible"]), math.ceil(figure(stage["bits"] or 0))) for stage in stages)
+    return max(max(int(stage["possible"]), math.ceil(_bits(stage))) for stage in stages)
+
+
+def _bits(stage: dict[str, Any]) -> float:
+    """The bits that are right, 0 where that is no number."""
+    bits = figure(stage["bits"])  # NaN where there are none
+    return bits if math.isfinite(bits) else 0.0
 
 
 def _length(excess: float) -> float:

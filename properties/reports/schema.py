@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -49,7 +50,7 @@ def violations(value: Any, rule: dict[str, Any], path: str = "report") -> list[s
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not any(_is(value, kind) for kind in kinds):
         return [f"{path} is {value!r:.80}; allowed: {' or '.join(kinds)}"]
-    if isinstance(value, str) and not re.search(rule.get("pattern", ""), value):
+    if isinstance(value, str) and "pattern" in rule and not re.fullmatch(rule["pattern"], value):  # all are anchored
         return [f"{path} is {value!r:.80}; allowed: {rule['pattern']}"]
     if isinstance(value, (int, float)) and value < rule.get("minimum", value):
         return [f"{path} is {value!r}; allowed: {rule['minimum']} and more"]
@@ -64,11 +65,15 @@ def _of_mapping(value: dict[str, Any], rule: dict[str, Any], path: str) -> list[
     found += [
         f"{path} has {name!r:.80}, which is no key of it" for name in value if name not in inner and others is False
     ]
+    for name in value if "propertyNames" in rule else ():
+        found += violations(name, rule["propertyNames"], f"a name in {path}")
     for name, each in value.items():
         found += violations(each, inner.get(name, others or {}), f"{path}.{name}")
     return found
 
 
 def _is(value: Any, kind: str) -> bool:
-    """Whether a value is of a JSON type; a boolean is no number."""
-    return isinstance(value, KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    """Whether a value is of a JSON type; a boolean is no number, nor is an integer beyond every float."""
+    if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        return False
+    return kind not in ("integer", "number") or isinstance(value, float) or abs(value) <= sys.float_info.max
