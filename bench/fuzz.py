@@ -24,10 +24,11 @@ from random import Random
 from typing import Any
 
 from decoderspec.bench.fuzz_commands import COMMANDS
+from decoderspec.bench.fuzz_files import FILES
 from decoderspec.bench.fuzz_guard import Judgement, judge
 from decoderspec.bench.fuzz_surfaces import SURFACES, Attempt, Surface
 
-ALL = (*SURFACES, *COMMANDS)
+ALL = (*SURFACES, *FILES, *COMMANDS)
 KEPT = 20  # bugs of a surface that are listed
 
 

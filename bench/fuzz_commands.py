@@ -19,7 +19,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from decoderspec.bench.fuzz_changes import changed_json, changed_toml, changed_word, damaged
-from decoderspec.bench.fuzz_surfaces import CASE, MEBIBYTE, XFAILS, XFAILS_TOML, Attempt, Make, Surface
+from decoderspec.bench.fuzz_files import XFAILS, XFAILS_TOML
+from decoderspec.bench.fuzz_surfaces import CASE, MEBIBYTE, Attempt, Make, Surface
 from decoderspec.properties import replay
 from decoderspec.properties.cases import draw_parameters
 from decoderspec.properties.report import Report
