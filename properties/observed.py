@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from decoderspec.spec.precision import FORMATS, Recipe, recipe
 from decoderspec.spec.stages import suffix
 
 FLOAT64 = FORMATS["float64"].bits
-SLACK = 1.5  # bits that chance and unlucky cases take; formats lie at least three apart
+SLACK = 0.25  # of the bits between a format and the next coarser: what chance and unlucky cases take
 CANDIDATES = ("float64", "float32", "float16", "bfloat16")  # finest first; tensorfloat32 stores float32
 PRODUCTS = (
     "attention.query", "attention.key", "attention.value", "attention.heads", "attention.output",
@@ -132,7 +133,12 @@ def _with_tables(found: dict[str, str], stages: Mapping[str, str], loss: str, re
 
 
 def _finest(bits: float) -> str:
-    return next((name for name in CANDIDATES if bits >= FORMATS[name].bits - SLACK), CANDIDATES[-1])
+    """The finest format that the bits come up to; sums inside are finer than what is stored, and add to them."""
+    for name, coarser in pairwise(CANDIDATES):
+        own = FORMATS[name].bits
+        if bits >= own - SLACK * (own - FORMATS[coarser].bits):
+            return name
+    return CANDIDATES[-1]
 
 
 def _at_least(form: str, other: str) -> bool:

@@ -363,6 +363,7 @@ def test_what_is_not_the_same_question_is_not_compared(tmp_path, changes, said):
 
 @pytest.fixture
 def briefly(monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # benchmarks are not run in parallel
     monkeypatch.setitem(engine.PLANS, "quick", PLAN)
 
 
