@@ -170,7 +170,7 @@ class Slope:
         """Every element weighed by its noise unit, with a random sign."""
         rng = np.random.default_rng((seed, 3))
         names = [name for name in known if name.startswith("gradient.") and name not in (units.LOOKUP, units.HEAD)]
-        directions = {name: _direction(known[name].unit, rng) for name in names}
+        directions = {name: units.direction(known[name].unit, rng) for name in names}
         truth = sum(np.sum(known[name].truth * directions[name]) for name in names)
         return cls(directions, Scale(np.asarray(truth), units.along(moved, directions), 1, 1.0))
 
@@ -180,12 +180,6 @@ class Slope:
         return self.scale.measure(
             np.asarray(sum(np.sum(got[name].astype(wide) * d) for name, d in self.directions.items()))
         )
-
-
-def _direction(unit: Array, rng: np.random.Generator) -> Array:
-    largest = np.max(unit)
-    weight = largest / np.maximum(unit, largest * 1e-6) if largest > 0 else np.ones_like(unit)
-    return np.asarray(rng.choice([-1.0, 1.0], unit.shape) * np.exp2(np.rint(np.log2(weight))))
 
 
 def judge_stages(

@@ -9,8 +9,9 @@ from itertools import islice
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from decoderspec.properties.cases import Array, Case, draw_parameters, fixed_cases, long_cases, round_to
+from decoderspec.properties.cases import Array, Case, draw_parameters, fixed_cases, long_cases
 from decoderspec.properties.strategies import cases
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import FINAL_GAIN, TABLE
 from decoderspec.spec.precision import Recipe

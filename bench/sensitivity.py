@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from decoderspec.bench.formulations import FORMULATIONS, Kernels
-from decoderspec.properties.cases import Array, Case, arrays, draw_parameters, fixed_cases, round_to
+from decoderspec.properties.cases import Array, Case, arrays, draw_parameters, fixed_cases
 from decoderspec.properties.sensitivity import PROBE, TESTED, disturbed
 from decoderspec.reference import decoder, units
 from decoderspec.reference.limits import Comparison, compare
 from decoderspec.reference.operations import OPERATIONS, Operations
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.precision import FORMATS, Format, Recipe, recipe
 from decoderspec.spec.stages import suffix
 

@@ -94,10 +94,6 @@ def _across_rows(query: Array, key: Array) -> Array:
     return scores(query, np.broadcast_to(key[..., :1, :, :, :], key.shape))
 
 
-def _unmasked_softmax_then_mask(query: Array, key: Array) -> Array:
-    return raw(query, key)
-
-
 def _with_mask_after(p: Array) -> Array:
     return np.asarray(p * causal(p.shape[-1]))
 

@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from decoderspec.faults.fault import Weights
-from decoderspec.faults.numbers import rounded
 from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.operations import OPERATIONS, Array, Operations
 from decoderspec.spec.config import Config
 from decoderspec.spec.precision import Recipe
-from decoderspec.spec.stages import suffix
 
 DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
 
@@ -69,14 +65,8 @@ class Case:
         return found
 
     def stage_noise(self, given: Mapping[str, Array], rule: Recipe) -> dict[str, tuple[Array, float]]:
-        """Of every stage the noise units, and how many elements err independently.
-
-        A stage that is handed out finer than declared is rounded after it was seen: its noise goes on.
-        """
-        stored = {name: rounded(value, rule.stored(suffix(name)).name) for name, value in given.items()}
-        anchors = {name: value for name, value in given.items() if np.array_equal(value, stored[name])}
-        compute = units.stage_values(self.config, self.parameters, self.tokens, anchors)
-        return {name: units.noise(moved) for name, moved in units.deviations(compute, rule, self.seed).items()}
+        """Of every stage the noise units, and how many elements err independently."""
+        return units.stage_noise(self.config, self.parameters, self.tokens, given, rule, self.seed)
 
     def _compute(self) -> Callable[[Operations], dict[str, Array]]:
         if self.targets is None:

@@ -50,11 +50,6 @@ def mended(mend: Callable[[Config, Array], Any]) -> Tokens:
     return lambda config, tokens: validation.validate_tokens(config, mend(config, np.asarray(tokens)))
 
 
-def unchecked(config: Config, tokens: Any) -> Array:
-    """Shapes are checked, ids are not: NumPy wraps negative ones around and raises for large ones."""
-    return validation.validate_token_shape(config, tokens).astype(np.int64)
-
-
 def _only_maximum(config: Config, tokens: Any) -> Array:
     ids = validation.validate_token_shape(config, tokens)
     if ids.max() >= config.vocabulary_size:

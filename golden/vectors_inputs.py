@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from decoderspec.golden.vectors_results import Json, plain
-from decoderspec.properties.cases import round_to
 from decoderspec.reference.operations import Array
 from decoderspec.reference.splitmix64 import SplitMix64
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_shapes
 from decoderspec.spec.precision import FORMATS

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import FINAL_GAIN, TABLE, parameter_shapes
-from decoderspec.spec.precision import FORMATS, Format, Recipe
+from decoderspec.spec.precision import FORMATS, Recipe
 
 Array = NDArray[Any]
 STYLES = ("plain", "peaked", "small", "spiky")  # drawn; the fixed cases have more
@@ -172,16 +173,6 @@ def _scale(drawn: dict[str, Array], endings: tuple[str, ...], factor: float) -> 
     for name in drawn:
         if name.endswith(endings):
             drawn[name] *= factor
-
-
-def round_to(value: Array, form: Format) -> Array:
-    """The nearest values of that format, its subnormals included (its largest value is the caller's business)."""
-    if form.bits == FORMATS["float64"].bits:
-        return value
-    _, exponent = np.frexp(value)
-    places = form.bits - np.maximum(exponent, form.lowest + 1)
-    rounded: Array = np.ldexp(np.rint(np.ldexp(value, places)), -places)
-    return rounded
 
 
 def _config(v: int, h: int, w: int, f: int, n: int, t: int, base: float, epsilon: float) -> Config:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, round_to
+from decoderspec.properties.cases import Array, Case
 from decoderspec.properties.findings import Absent
-from decoderspec.spec.arrays import ArrayError, to_numpy
+from decoderspec.spec.arrays import ArrayError, round_to, to_numpy
 from decoderspec.spec.config import Config
 from decoderspec.spec.errors import SpecError
 from decoderspec.spec.layout import Layout, LayoutError

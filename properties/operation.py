@@ -13,7 +13,7 @@ import numpy as np
 
 from decoderspec.adapters.command import CommandError, CommandImplementation
 from decoderspec.adapters.command_operation import operation as of_command
-from decoderspec.properties.cases import Array, Case, draw_parameters, round_to
+from decoderspec.properties.cases import Array, Case, draw_parameters
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.loading import LoadError, attribute
 from decoderspec.properties.subject import called, reading
@@ -22,7 +22,7 @@ from decoderspec.reference import decoder, oracle, units
 from decoderspec.reference.limits import Comparison
 from decoderspec.reference.operations import OPERATIONS, Operations
 from decoderspec.reference.tape import Tape, accumulate
-from decoderspec.spec.arrays import to_numpy
+from decoderspec.spec.arrays import round_to, to_numpy
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import BLOCK_PARAMETERS, of_block
 from decoderspec.spec.precision import Recipe

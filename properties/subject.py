@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, draw_parameters, round_to
+from decoderspec.properties.cases import Array, Case, draw_parameters
 from decoderspec.properties.checkpoint import BUILD, Checkpoint, read_checkpoint
 from decoderspec.properties.conduct import watched
 from decoderspec.properties.findings import Absent, Finding, user_frames
-from decoderspec.spec.arrays import ArrayError, to_numpy
+from decoderspec.spec.arrays import ArrayError, round_to, to_numpy
 from decoderspec.spec.config import Config
 from decoderspec.spec.layout import Layout, LayoutError, layout
 from decoderspec.spec.parameters import parameter_count, parameter_shapes

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, round_to
+from decoderspec.properties.cases import Array, Case
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.registry import checks, checks_once
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import SubjectModel
 from decoderspec.properties.truth import Truth
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_count, parameter_shapes
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, arrays, round_to
+from decoderspec.properties.cases import Array, Case, arrays
 from decoderspec.properties.findings import Absent
 from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.limits import Comparison, compare
 from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe
-from decoderspec.spec.stages import suffix
 
 ONE_ROUNDING = 1.0  # all elements of a gradient can hang on one, say of a probability that nearly is 1
 DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
@@ -108,15 +107,9 @@ class Truth:
 
     def _stage_noise(self, given: Mapping[str, Array], recipe: Recipe | None = None) -> dict[str, tuple[Array, float]]:
         """Of every stage the noise units, and how many elements err independently."""
-        declared = recipe or self.recipe
         self.require_whole()
-        # A stage that is handed out finer than declared is rounded after it was seen: its noise goes on.
-        anchors = {
-            name: v for name, v in given.items() if np.array_equal(v, round_to(v, declared.stored(suffix(name))))
-        }
-        compute = units.stage_values(self.case.config, self.parameters, self.batch[0], anchors)
-        moved = units.deviations(compute, declared, self.case.seed)
-        return {name: units.noise(deviation) for name, deviation in moved.items()}
+        at = self.case.config, self.parameters, self.batch[0]
+        return units.stage_noise(*at, given, recipe or self.recipe, self.case.seed)
 
     @cached_property
     def _noise(self) -> dict[str, tuple[Array, float]]:
@@ -152,12 +145,8 @@ class Truth:
 
         Every element is weighed by its noise unit, so that small gradients count as much as large ones.
         """
-        deviation = self.deviations[f"gradient.{name}"]
-        unit = units.unit(deviation)
-        signs = np.random.default_rng((self.case.seed, len(name))).choice([-1.0, 1.0], unit.shape)
-        largest = np.max(unit)
-        weight = largest / np.maximum(unit, largest * 1e-6) if largest > 0 else np.ones_like(unit)
-        return signs * np.exp2(np.rint(np.log2(weight)))
+        unit = units.unit(self.deviations[f"gradient.{name}"])
+        return units.direction(unit, np.random.default_rng((self.case.seed, len(name))))
 
     def slope(self, names: tuple[str, ...]) -> Exact:
         """The true derivative of the loss along the directions of several gradients together."""

@@ -10,9 +10,11 @@ from decoderspec.reference import decoder
 from decoderspec.reference.noise import RUNS, Noise, injection_scale, length
 from decoderspec.reference.operations import OPERATIONS, Array, Operation, Operations
 from decoderspec.reference.rounding import noisy
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe
+from decoderspec.spec.stages import suffix
 
 Values = dict[str, Array]
 LOOKUP, HEAD = "gradient.lookup", "gradient.head"
@@ -39,6 +41,17 @@ def unit(deviation: Array) -> Array:
     own = np.mean(np.square(deviation / largest), axis=0)
     pooled: Array = np.sqrt((own + np.mean(own, axis=-1, keepdims=True)) / 2) * largest[0]
     return pooled
+
+
+def direction(unit: Array, generator: np.random.Generator) -> Array:
+    """A direction to project values on: random signs, and weights that let small units count, down to a millionth.
+
+    The weights are powers of two, so that a product with them is exact.
+    """
+    signs = generator.choice([-1.0, 1.0], unit.shape)
+    largest = np.max(unit)
+    weight = largest / np.maximum(unit, largest * 1e-6) if largest > 0 else np.ones_like(unit)
+    return np.asarray(signs * np.exp2(np.rint(np.log2(weight))))
 
 
 def along(deviations: Mapping[str, Array], directions: Mapping[str, Array]) -> Array:
@@ -99,6 +112,19 @@ def stage_values(config: Config, weights: Mapping[str, Array], tokens: Array, gi
         return {stage: value for stage, value in seen.items() if "/" not in stage}
 
     return compute
+
+
+def stage_noise(
+    config: Config, weights: Mapping[str, Array], tokens: Array, given: Mapping[str, Array], recipe: Recipe, seed: int
+) -> dict[str, tuple[Array, float]]:
+    """`noise` of every stage, each from the given values before it.
+
+    A stage that is handed out finer than declared is rounded after it was seen: its noise goes on.
+    """
+    stored = {name: round_to(value, recipe.stored(suffix(name))) for name, value in given.items()}
+    anchors = {name: value for name, value in given.items() if np.array_equal(value, stored[name])}
+    moved = deviations(stage_values(config, weights, tokens, anchors), recipe, seed)
+    return {name: noise(deviation) for name, deviation in moved.items()}
 
 
 def training_values(config: Config, weights: Mapping[str, Array], tokens: Array, targets: Array) -> Any:

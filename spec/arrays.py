@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from decoderspec.spec.precision import FORMATS, Format
+
 
 class ArrayError(TypeError):
     """A value that is not an array of real numbers."""
@@ -65,3 +67,13 @@ def _from_dlpack(value: Any) -> NDArray[Any]:
 
 def _described(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def round_to(value: NDArray[Any], form: Format) -> NDArray[Any]:
+    """The nearest values of that format, its subnormals included (its largest value is the caller's business)."""
+    if form.bits == FORMATS["float64"].bits:
+        return value
+    _, exponent = np.frexp(value)
+    places = form.bits - np.maximum(exponent, form.lowest + 1)
+    rounded: NDArray[Any] = np.ldexp(np.rint(np.ldexp(value, places)), -places)
+    return rounded

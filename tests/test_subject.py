@@ -5,7 +5,7 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 
-from decoderspec.properties.cases import Case, arrays, draw_parameters, round_to
+from decoderspec.properties.cases import Case, arrays, draw_parameters
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.run import PROFILES, Run
 from decoderspec.properties.subject import ALIVE, EMULATIONS, read_subject
@@ -19,6 +19,7 @@ from decoderspec.properties.test_state import (
     test_the_tokens_are_left_alone as tokens_left_alone,
 )
 from decoderspec.reference import Reference
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_shapes
 from decoderspec.spec.precision import FORMATS, DeclarationError

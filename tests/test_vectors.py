@@ -19,10 +19,10 @@ from decoderspec.faults.fault import Fault, FaultyReference
 from decoderspec.golden import vectors, vectors_schema
 from decoderspec.golden.vectors_notes import NOTES
 from decoderspec.golden.vectors_verify import differences
-from decoderspec.properties.cases import round_to
 from decoderspec.reference import Reference, oracle
 from decoderspec.reference.operations import OPERATIONS
 from decoderspec.reference.splitmix64 import SplitMix64
+from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.precision import FORMATS
 from decoderspec.spec.requirements import requirements
