@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case
+from decoderspec.properties.cases import Array, Case, affordable, draw_parameters
 from decoderspec.properties.run import Run
 from decoderspec.properties.truth import Exact, Truth
 from decoderspec.reference import oracle, units
@@ -72,7 +72,7 @@ def explained(run: Run, declared: str | dict[str, str]) -> str | dict[str, str] 
 
     A wrong formula loses bits too: then no precision explains it, and a recipe to paste would be a lie.
     """
-    if not declared or not all(_holds(run, case, recipe(declared)) for case in run.sample):
+    if not declared or not all(_holds(run, case, recipe(declared)) for case in _held_against(run, declared)):
         return None
     if "gradients" not in run.capabilities:
         return declared
@@ -81,6 +81,20 @@ def explained(run: Run, declared: str | dict[str, str]) -> str | dict[str, str] 
     coarsest = min(recipe(declared).used, key=lambda form: form.bits).name
     known: dict[str, str] = {"results": declared} if isinstance(declared, str) else declared
     return {**known, "gradients": coarsest}
+
+
+def _held_against(run: Run, declared: str | dict[str, str]) -> list[Case]:
+    """A few cases, and for another recipe than the declared one all that it would be asked in the same way."""
+    if run.is_dear or declared == run.subject.recipe.declared:
+        return run.sample
+    further = (case for case in run.fixed if case not in run.sample and affordable(case))
+    return run.sample + [case for case in further if _drawn_alike(run, case, recipe(declared))]
+
+
+def _drawn_alike(run: Run, case: Case, other: Recipe) -> bool:
+    """Whether another recipe draws the same parameters: loud ones are less so where a format is coarse."""
+    drawn = draw_parameters(case, other)
+    return all(np.array_equal(drawn[name], value) for name, value in run.truth(case).parameters.items())
 
 
 def _holds(run: Run, case: Case, declared: Recipe) -> bool:

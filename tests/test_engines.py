@@ -1,5 +1,7 @@
 """Emulated engines: each conforms as what it is, and is told what it is where it is declared as another."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ ENGINES = {  # what it computes in -> what it is wrongly declared as
     "float32 norms in float64": (NORMS_IN_FLOAT32, "float64"),
 }
 EACH = pytest.mark.parametrize("name", ENGINES)
+LARGE = 0.05  # an epsilon that none of the cases has for which a recipe is first sought
 BITS = 2.0  # that a stage may be better or worse than the format it is stored in
 
 
@@ -91,6 +94,32 @@ def test_the_recipe_that_is_observed_conforms_when_it_is_declared(name):
     observed = explained(run, observed_recipe(observed_bits(run)))
     assert observed
     assert worst(run_over(Engine(computes_in, observed))) == []
+
+
+class EpsilonDoubled(Engine):
+    """A final norm that is stored in bfloat16, and wrong where epsilon is large."""
+
+    def __init__(self):
+        super().__init__({"results": "float32", "final_norm": "bfloat16"}, "float32")
+
+    def build(self, config, parameters):
+        model = super().build(config, parameters)
+        norm = model.operations.rms_norm
+
+        def wrong(stage, x, gain, epsilon):
+            doubled = stage == "final_norm" and epsilon > LARGE
+            return norm(stage, x, gain, 2 * epsilon if doubled else epsilon)
+
+        model.operations = replace(model.operations, rms_norm=replace(norm, perform=wrong))
+        return model
+
+
+def test_a_recipe_to_paste_holds_on_every_case_and_not_on_a_few():
+    run = run_over(EpsilonDoubled())
+    assert max(case.config.rms_epsilon for case in run.sample) < LARGE
+    observed = observed_recipe(observed_bits(run))
+    assert observed == {"results": "float32", "final_norm": "bfloat16"}
+    assert explained(run, observed) is None
 
 
 def test_products_of_tensorfloat32_are_told_from_stages_in_float16():
