@@ -13,6 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from decoderspec import __version__
 
 COMPILERS = ("cc", "gcc", "clang")
+EXAMPLES = """examples:
+  decoderspec doctor                    each part, its version, and how to get what is missing
+  decoderspec doctor >> issue.md        for the report of a bug
+
+exit status: 0, whatever is missing"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,12 @@ def _line(name: str, found: str, what: str) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """Print what there is; never a failure."""
-    parser = argparse.ArgumentParser(prog="decoderspec doctor", description="What is installed, and what that enables.")
+    parser = argparse.ArgumentParser(
+        prog="decoderspec doctor",
+        description="What is installed, and what that enables.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.parse_args(list(arguments))
     print("\n".join(lines()))
     return 0

@@ -22,6 +22,15 @@ COMMANDS = {
     "init": "write an adapter with the few lines to fill",
     "doctor": "what is installed, and what that enables",
 }
+EXAMPLES = """examples:
+  decoderspec check --self              the reference that comes with it, half a minute
+  decoderspec init torch                an adapter to fill, and the sentence that tests it
+  decoderspec check mine.py:Adapter     a verdict on yours
+  decoderspec explain mine.py:Adapter   what is wrong, and where
+
+`decoderspec COMMAND --help` shows more of each.
+
+exit status of all of them: 0 all is well, 1 it is not, 2 nothing could be said"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="decoderspec",
         description="Conformance tests for LLaMA-style decoders.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:8s} {what}" for name, what in COMMANDS.items())
-        + "\n\n`decoderspec COMMAND --help` shows examples.",
+        epilog="\n".join(f"  {name:8s} {what}" for name, what in COMMANDS.items()) + f"\n\n{EXAMPLES}",
     )
     parser.add_argument("--version", action="version", version=f"decoderspec {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")

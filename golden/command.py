@@ -14,6 +14,13 @@ usage: decoderspec golden report|trace block|model            print a document
        decoderspec golden check                               compare what is kept with a fresh run
        decoderspec golden rewrite                             keep what a fresh run gives
        decoderspec golden values                              compute and keep the golden values (a minute)
+
+examples:
+  decoderspec golden report model                            the report of the chapter on the model
+  ./mine --trace | decoderspec golden compare trace model    what differs in yours, in words
+  decoderspec golden check                                   after a change, before a commit
+
+exit status: 0 done, or the same; 1 something differs; 2 the arguments make no command
 """
 SAME, DIFFERS, UNUSABLE = 0, 1, 2
 

@@ -36,7 +36,7 @@ def test_the_oldest_releases_that_are_tested_are_those_that_are_claimed():
     assert {(name, padded(floor)) for name, floor in claimed} == {(n, padded(each)) for n, each in tested.items()}
 
 
-@pytest.mark.parametrize("name", ["", "parallel", "redis", "arb", "dev"])
+@pytest.mark.parametrize("name", ["", "parallel", "redis", "arb", "dev", "docs"])
 def test_the_lock_has_everything_that_is_asked_for_and_new_enough(name):
     locked = pins(LOCK)
     for package, floor in floors(EXTRAS[name] if name else PROJECT["dependencies"]):
