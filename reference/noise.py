@@ -34,8 +34,12 @@ COARSEST_INJECTED = 2.0**-10  # coarser noise than declared would leave the line
 
 def injection_scale(recipe: Recipe) -> float:
     """Factor by which noise is enlarged before it is injected, and its effect divided afterwards: it is linear."""
-    units = [form.unit for form in recipe.used]
-    return max(1.0, min(FINEST_INJECTED / min(units), COARSEST_INJECTED / max(units)))
+    return max(1.0, min(visible_scale(recipe), COARSEST_INJECTED / max(form.unit for form in recipe.used)))
+
+
+def visible_scale(recipe: Recipe) -> float:
+    """Factor that the noise of the finest format needs, so as not to drown in float64's own roundings."""
+    return max(1.0, FINEST_INJECTED / min(form.unit for form in recipe.used))
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec.reference import decoder
-from decoderspec.reference.noise import RUNS, Noise, injection_scale, length
+from decoderspec.reference.noise import RUNS, Noise, injection_scale, length, visible_scale
 from decoderspec.reference.operations import OPERATIONS, Array, Operation, Operations
 from decoderspec.reference.rounding import noisy
 from decoderspec.spec.arrays import round_to
@@ -20,9 +20,13 @@ Values = dict[str, Array]
 LOOKUP, HEAD = "gradient.lookup", "gradient.head"
 
 
-def deviations(compute: Callable[[Operations], Values], recipe: Recipe, seed: int, runs: int = RUNS) -> Values:
+Compute = Callable[[Operations], Values]
+LINEAR = 2.0**-8  # enlarged noise that moves a stage by less, in parts of its largest value, moved it in proportion
+
+
+def deviations(compute: Compute, recipe: Recipe, seed: int, runs: int = RUNS, scale: float | None = None) -> Values:
     """What the noise does to each named value: `[runs, *shape]`, at the size of the declared roundings."""
-    noise = Noise(recipe, np.random.default_rng(seed), runs, injection_scale(recipe))
+    noise = Noise(recipe, np.random.default_rng(seed), runs, scale or injection_scale(recipe))
     exact, moved = compute(OPERATIONS), compute(noisy(noise, OPERATIONS))
     with np.errstate(invalid="ignore"):
         found = {name: np.broadcast_to(moved[name] - exact[name], (runs, *exact[name].shape)) for name in exact}
@@ -123,8 +127,26 @@ def stage_noise(
     """
     stored = {name: round_to(value, recipe.stored(suffix(name))) for name, value in given.items()}
     anchors = {name: value for name, value in given.items() if np.array_equal(value, stored[name])}
-    moved = deviations(stage_values(config, weights, tokens, anchors), recipe, seed)
+    compute = stage_values(config, weights, tokens, anchors)
+    moved = deviations(compute, recipe, seed) | _enlarged(compute, recipe, seed)
     return {name: noise(deviation) for name, deviation in moved.items()}
+
+
+def _enlarged(compute: Compute, recipe: Recipe, seed: int) -> Values:
+    """Of a recipe that mixes float64 with 16 bits, the deviations of stages that only the finer roundings reach.
+
+    One factor cannot serve both: what lifts the finer noise out of float64's own roundings makes the coarser one far
+    too large, and a stage that it reaches says so.
+    """
+    scale = visible_scale(recipe)
+    if scale == injection_scale(recipe):
+        return {}
+    exact, moved = compute(OPERATIONS), deviations(compute, recipe, seed, scale=scale)
+    return {name: value for name, value in moved.items() if _largest(value) * scale <= LINEAR * _largest(exact[name])}
+
+
+def _largest(value: Array) -> float:
+    return float(np.max(np.abs(value), initial=0.0))
 
 
 def training_values(config: Config, weights: Mapping[str, Array], tokens: Array, targets: Array) -> Any:

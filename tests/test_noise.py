@@ -145,6 +145,17 @@ def test_injected_noise_stands_out_of_float64_and_stays_linear(name):
     assert max(form.unit for form in declared.used) * scale <= max(2.0**-8, *(form.unit for form in declared.used))
 
 
+@pytest.mark.parametrize("coarse", ["float16", "bfloat16"])
+def test_stages_before_the_first_coarse_one_have_the_noise_of_float64_alone(coarse):
+    case, mixed = example(), recipe({"results": "float64", "tables": "float64", "attention.value": coarse})
+    given = truth(case, "float64")
+    at = case.config, given.parameters, given.batch[0], {}
+    found, alone = (units.stage_noise(*at, declared, case.seed) for declared in (mixed, recipe("float64")))
+    for name in ("embedding", "blocks.0.attention_norm", "blocks.0.attention.query", "blocks.0.attention.weights"):
+        np.testing.assert_allclose(found[name][0], alone[name][0], rtol=KNOWN, err_msg=name)
+    assert (found["logits"][0] > 1e6 * alone["logits"][0]).all()
+
+
 # --- What shares an error ---
 
 
