@@ -34,6 +34,7 @@ FAMILIES = {
     "loss": "Which positions count, what they are divided by, how the logarithm is taken.",
     "gradients": "Pullbacks, of a right forward pass.",
     "tying": "The two roles of the table.",
+    "size": "What is right in small models alone.",
     "state": "What one call or one model does to another.",
     "parameters": "Names, count, copies and assignment.",
     "initialization": "Initial parameters from a seed.",

@@ -26,7 +26,9 @@ from decoderspec.faults import (
     refusals,
     residual,
     rotary,
+    sizes,
     softmax,
+    stale,
     state,
 )
 from decoderspec.faults.fault import Fault, FaultyReference
@@ -48,7 +50,9 @@ BANK: tuple[Fault, ...] = (
     *attention_pullbacks.FAULTS,
     *gradients.FAULTS,
     *low_precision.FAULTS,
+    *sizes.FAULTS,
     *state.FAULTS,
+    *stale.FAULTS,
     *parameters.FAULTS,
     *initialization.FAULTS,
     *inputs.FAULTS,

@@ -198,11 +198,12 @@ def fixed_cases() -> list[Case]:
         Case(_config(12, 3, 4, 8, 2, 6, 10.0, 0.0), 1, 6, 9, note="epsilon of zero"),
         Case(_config(1, 1, 4, 2, 1, 2, 10.0, 1e-3), 1, 1, 10, note="a vocabulary of one"),
         Case(_config(4, 1, 4, 3, 12, 4, 5.0, 1e-3), 1, 4, 12, note="twelve layers"),
-        Case(_config(5, 2, 4, 3, 1, 40, 20.0, 1e-3), 1, 37, 13, "peaked", note="several blocks of keys"),
+        Case(_config(5, 2, 4, 3, 1, 40, 20.0, 1e-3), 2, 37, 13, "peaked", note="several blocks of keys"),
         Case(_config(2203, 2, 8, 4, 1, 3, 10.0, 1e-3), 1, 3, 14, "plain", "last", note="a table beyond 16 bits"),
         Case(_config(3, 2, 512, 1, 0, 4, 10.0, 1e-3), 1, 2, 17, note="sums of a thousand terms"),
         Case(_config(65539, 1, 2, 1, 0, 2, 10.0, 1e-3), 1, 1, 18, "plain", "last", note="ids beyond 16 bits"),
-        Case(_config(7, 9, 2, 67, 1, 3, 0.5, 2.0), 17, 3, 19, note="seventeen rows, nine heads"),
+        Case(_config(7, 9, 2, 67, 1, 5, 0.5, 2.0), 67, 5, 19, note="sixty-seven rows, nine heads"),
+        Case(_config(7, 1, 2, 1030, 1, 3, 10.0, 1e-3), 1, 3, 20, note="a thousand features"),
     ]
 
 
@@ -215,6 +216,11 @@ def long_cases(profile: str) -> list[Case]:
 def affordable(case: Case) -> bool:
     """Whether the noise of a backward pass costs little enough."""
     return case.tokens <= 100 and case.config.vocabulary_size <= 10_000
+
+
+def sloping(case: Case) -> bool:
+    """Whether the loss has a slope, at an affordable price."""
+    return case.config.vocabulary_size > 1 and affordable(case)
 
 
 def other_ids(case: Case, tokens: Array) -> Array:

@@ -133,9 +133,10 @@ class Run:
             return "shapes" in self.subject.limits
         case = self._awkward[0][1 % len(self._awkward[0])]  # the very first configuration also pays for warming up
         tokens = arrays(case)[0]
+        shapes = filter(self.admits, (tokens, tokens[:1, : case.tokens - 1 or 1]))
         try:
             model = self.model(case)
-            return min(_first_call(model, tokens), _first_call(model, tokens[:1, : case.tokens - 1 or 1])) > DEAR_SHAPE
+            return min(_first_call(model, ids) for ids in shapes) > DEAR_SHAPE
         except Finding:  # whatever needs a call says so itself
             return False
 
@@ -208,6 +209,14 @@ class Run:
         if self.profile.name != "quick" or not self.has_dear_shapes or counts:
             return ""
         return "each bad configuration is compiled: asked beyond the quick profile, or where inputs counts"
+
+    def admits(self, tokens: Array) -> bool:
+        """Whether tokens of that shape lie within the limits."""
+        return strategies.admits(self.subject.limits, *tokens.shape)
+
+    def pass_over(self) -> None:
+        """Do not count the example: within the limits it has nothing to show."""
+        self.entry.examples -= 1
 
     def model(self, case: Case) -> SubjectModel:
         """The subject's model of a case."""

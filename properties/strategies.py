@@ -219,6 +219,11 @@ def shape_within(limits: Mapping[str, Any], config: Config, batch: int, tokens: 
     return _nearest(limits, "batch", batch), min(fits, key=lambda length: abs(length - tokens))
 
 
+def admits(limits: Mapping[str, Any], batch: int, tokens: int) -> bool:
+    """Whether B and T lie within the limits."""
+    return _fits(limits, "batch")(batch) and _fits(limits, "tokens")(tokens)
+
+
 def _lengths(limits: Mapping[str, Any], case: Case) -> tuple[int, int]:
     """T and `max_positions`, nearest to those of the case."""
     tokens = _nearest(limits, "tokens", case.tokens)

@@ -34,6 +34,9 @@ def test_a_row_alone_gives_the_same_values(run: Run, case: Case) -> None:
     """A row alone, and in a batch, differ by no more than rounding explains."""
     truth, model = run.truth(case), run.model(case)
     tokens, unit = truth.batch[0], truth.units["logits"]
+    if not run.admits(tokens[:1]):
+        run.pass_over()
+        return
     together = model.logits(tokens)
     for row in range(case.batch):
         alone = model.logits(tokens[row : row + 1])[0]

@@ -57,7 +57,11 @@ def test_a_shorter_prefix_gives_the_same_rows(run: Run, case: Case) -> None:
     truth, model = run.truth(case), run.model(case)
     tokens, unit = truth.batch[0], truth.units["logits"]
     whole = model.logits(tokens)
-    for cut in cuts(case)[:3] if not run.has_dear_shapes else [case.tokens // 2]:  # which other properties ask for too
+    near = cuts(case)[:3] if not run.has_dear_shapes else [case.tokens // 2]  # which other properties ask for too
+    shorter = [cut for cut in near if run.admits(tokens[:, :cut])]
+    if not shorter:
+        run.pass_over()
+    for cut in shorter:
         part = model.logits(tokens[:, :cut])
         run.judge(
             f"logits of the prefix of {cut} alone", compare(part, (part - whole[:, :cut]) / np.sqrt(2), unit[:, :cut])

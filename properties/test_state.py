@@ -1,11 +1,10 @@
 """What one call may do to another: nothing."""
 
-from dataclasses import replace
-
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, affordable, other_ids
+from decoderspec.properties.cases import Case, affordable, other_ids, sloping
 from decoderspec.properties.findings import Finding
+from decoderspec.properties.history import WITH_TARGETS, batches, beside, reshaped, unsettle
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import called, fresh
@@ -17,8 +16,7 @@ def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
     """Logits of the same tokens are equal to the last bit, whatever was called in between."""
     tokens, model = run.truth(case).batch[0], run.model(case)
     first = model.logits(tokens)
-    shapes = () if run.has_dear_shapes else reshaped(case, tokens)
-    for between in (other_ids(case, tokens), *shapes, tokens[:1, : max(1, case.tokens // 2)]):
+    for between, _ in batches(run, case):
         model.logits(between)
         run.same_bits("logits", model.logits(tokens), first, "the same tokens gave other logits the second time")
     if affordable(case):
@@ -29,17 +27,15 @@ def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
         run.same_bits("logits", again, first, "the same tokens gave other logits after loss and gradients")
 
 
-def reshaped(case: Case, tokens: Array) -> list[Array]:
-    """The same ids in the same order as one row, where the context is long enough."""
-    return [tokens.reshape(1, -1)] if case.batch > 1 and tokens.size <= case.config.max_positions else []
+RETURNING = ("logits", "stages", "gradients", "role_gradients")  # arrays
 
 
 @checks("DET-2")
 def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
-    """What was returned is not overwritten by a later call: logits, stages and gradients."""
+    """What was returned is not overwritten by a later call: logits, stages and gradients, of the roles too."""
     tokens, targets = run.truth(case).batch
     model, why = run.model(case), "a result that was returned earlier was overwritten"
-    calls = {"logits": (tokens,), "stages": (tokens,), "gradients": (tokens, targets)}
+    calls = {name: (tokens, targets) if name in WITH_TARGETS else (tokens,) for name in RETURNING}
     kept, before = {}, {}
     for name, given in calls.items():
         if model.has(name):
@@ -56,10 +52,10 @@ def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
 def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
     """The caller's arrays of token and target ids are not written to."""
     model, (tokens, targets) = run.model(case), run.truth(case).batch
-    for capability in ("logits", "loss", "gradients"):
+    for capability in ("logits", "stages", *WITH_TARGETS):
         if not model.has(capability):
             continue
-        handed = [fresh(tokens)] if capability == "logits" else [fresh(tokens), fresh(targets)]
+        handed = [fresh(tokens), fresh(targets)] if capability in WITH_TARGETS else [fresh(tokens)]
         called(capability, getattr(model.model, capability), *handed)
         for what, array, kept in zip(("tokens", "targets"), handed, (tokens, targets), strict=False):
             run.same_bits(what, array, kept, f"the array of {what} that {capability} was given was written to")
@@ -69,19 +65,36 @@ def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
 def test_two_models_do_not_disturb_each_other(run: Run, case: Case) -> None:
     """A model gives the same bits while another, with other parameters, is built and used; the other is right too.
 
-    A checkpoint is loaded a second time, with the same parameters.
+    Of the same configuration, and where that may be of another base and epsilon. A checkpoint is loaded a second time.
     """
-    tokens, model = run.truth(case).batch[0], run.model(case)
+    for there in beside(run, case):
+        _require_apart(run, case, there)
+
+
+def _require_apart(run: Run, case: Case, there: Case) -> None:
+    tokens, model, truth = run.truth(case).batch[0], run.model(case), run.truth(there)
     first = model.logits(tokens)
-    beside = run.truth(replace(case, seed=case.seed + 1, stored=None))
-    other = run.subject.build(case.config, beside.parameters)
-    other.logits(beside.batch[0][:1, : max(1, case.tokens // 2)])  # a short sequence first
-    moved = other.logits(beside.batch[0])
+    other = run.subject.build(there.config, truth.parameters)
+    for ids in () if run.has_dear_shapes else reshaped(run, there):
+        other.logits(ids)
+    moved = other.logits(truth.batch[0])
     if not run.sampled and run.truth(case).logits.judge(first, run.truth(case).units["logits"]).conforms:  # else VAL-1
-        run.judge("logits of a second model", beside.logits.judge(moved, beside.units["logits"]))
+        run.judge("logits of a second model", truth.logits.judge(moved, truth.units["logits"]))
     run.same_bits("logits", model.logits(tokens), first, "logits changed after another model was built and used")
-    again = other.logits(beside.batch[0])
+    again = other.logits(truth.batch[0])
     run.same_bits("logits", again, moved, "the second model's logits changed after the first was used")
+    other.close()
+
+
+@checks("GRA-1", needs=["gradients"], search=False, most=2, builds=True, where=sloping)
+def test_gradients_are_right_beside_another_model(run: Run, case: Case) -> None:
+    """With another model built and used, of another base and epsilon where that may be, both have right gradients."""
+    there = beside(run, case)[-1]
+    run.truth(case).require_whole()
+    other = run.subject.build(there.config, run.truth(there).parameters)
+    for which, at, model in (("a second", there, other), ("the first", case, run.model(case))):
+        gradients = model.gradients(*run.truth(at).batch)
+        run.judge(f"slope of the loss of {which} model", run.truth(at).judge_slope(tuple(gradients), gradients))
     other.close()
 
 
@@ -108,14 +121,10 @@ def test_gradients_do_not_add_up_over_calls(run: Run, case: Case) -> None:
 
 @checks("WGT-5", needs=["parameters"])
 def test_calls_leave_the_parameters_alone(run: Run, case: Case) -> None:
-    """Logits, loss and gradients do not write to the parameters."""
-    truth, model = run.truth(case), run.model(case)
+    """No call but `assign` writes to the parameters."""
+    model = run.model(case)
     before = model.parameters()
-    model.logits(truth.batch[0])
-    if model.has("loss"):
-        model.loss(*truth.batch)
-    if model.has("gradients"):
-        model.gradients(*truth.batch)
+    unsettle(run, case, model, "logits", "stages", *WITH_TARGETS)
     after = model.parameters()
     if list(after) != list(before):
         raise Finding("the names of the parameters changed after a call", "parameters")

@@ -1,13 +1,16 @@
 """Loss and gradients against the oracle, and the two roles of the tied table."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from decoderspec.properties.cases import Case, affordable, other_ids
+from decoderspec.properties.cases import Array, Case, affordable, other_ids, sloping
 from decoderspec.properties.findings import Finding
+from decoderspec.properties.history import orders, unsettle
 from decoderspec.properties.observed import own_loss
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
-from decoderspec.properties.truth import ONE_ROUNDING
+from decoderspec.properties.truth import ONE_ROUNDING, Truth
 from decoderspec.reference.limits import compare
 from decoderspec.reference.units import unit
 from decoderspec.spec.parameters import TABLE, parameter_count
@@ -22,32 +25,30 @@ def test_loss_is_the_mean_over_all_positions(run: Run, case: Case) -> None:
         run.judge("loss, of the logits given,", own_loss(run, case, run.subject.recipe))
         return
     truth, model = run.truth(case), run.model(case)
-    tokens, targets = truth.batch
-    model.loss(other_ids(case, tokens), targets)  # what is kept of another batch must not count
-    loss = np.asarray(model.loss(tokens, targets))
-    run.judge("loss", truth.loss.judge(loss, truth.loss_unit()))
-
-
-def sloping(case: Case) -> bool:
-    """Whether the loss has a slope, at an affordable price."""
-    return case.config.vocabulary_size > 1 and affordable(case)
+    unsettle(run, case, model, "loss")
+    for batch in orders(run, case):
+        loss = np.asarray(model.loss(*batch))
+        run.judge("loss", truth.loss.judge(loss, truth.loss_unit()))
 
 
 @checks("GRA-1", needs=["gradients"], where=sloping, long=True)
 def test_gradients_are_right_along_a_direction(run: Run, case: Case) -> None:
     """Gradients of all parameters together, projected on a random direction, give the true slope of the loss."""
-    truth = run.truth(case)
-    gradients = run.model(case).gradients(*truth.batch)
+    truth, model = run.truth(case), run.model(case)
+    unsettle(run, case, model, "gradients")
+    for batch in orders(run, case):
+        _require_slope(run, truth, model.gradients(*batch))
+
+
+def _require_slope(run: Run, truth: Truth, gradients: Mapping[str, Array]) -> None:
+    """All gradients together; only where those are wrong each alone, to place it."""
     for name, value in gradients.items():
         if not np.isfinite(value).all():
             raise Finding(f"the gradient of {name} is not finite on valid input", f"gradient.{name}")
     together = truth.judge_slope(tuple(gradients), gradients)
-    if together.conforms:
-        run.judge("slope of the loss", together)
-        return
-    for name in gradients:  # place it
+    for name in () if together.conforms else gradients:
         run.judge(f"gradient of {name}", truth.judge_slope((name,), gradients), f"gradient.{name}")
-    run.judge("gradients", together)
+    run.judge("slope of the loss", together)
 
 
 @checks("GRA-2", needs=["gradients"], where=lambda case: 1 < parameter_count(case.config) <= SMALLEST, search=False)
@@ -80,7 +81,7 @@ def test_the_roles_of_the_table_add_up(run: Run, case: Case) -> None:
     run.judge("sum of the two roles", compare(whole, error, unit(truth.deviations[f"gradient.{TABLE}"]), ONE_ROUNDING))
 
 
-@checks("TIE-2", needs=["role_gradients"], where=affordable, long=True)
+@checks("TIE-2", needs=["role_gradients"], long=True)
 def test_the_lookup_role_touches_only_rows_that_occur(run: Run, case: Case) -> None:
     """Rows of ids that are absent from the batch have gradient exactly 0 in the lookup role."""
     tokens, targets = run.truth(case).batch
@@ -94,7 +95,9 @@ def test_the_lookup_role_touches_only_rows_that_occur(run: Run, case: Case) -> N
 @checks("TIE-3", needs=["role_gradients"], where=lambda case: case.config.vocabulary_size > 1)
 def test_each_role_has_its_own_gradient(run: Run, case: Case) -> None:
     """The gradients of the table as lookup and as head are each right along a direction."""
-    truth = run.truth(case)
-    lookup, head = run.model(case).role_gradients(*truth.batch)
-    run.judge("gradient of the table as lookup", truth.judge_slope(("lookup",), {"lookup": lookup}), "gradient.lookup")
-    run.judge("gradient of the table as head", truth.judge_slope(("head",), {"head": head}), "gradient.head")
+    truth, model = run.truth(case), run.model(case)
+    unsettle(run, case, model, "role_gradients")
+    for batch in orders(run, case):
+        for role, value in zip(("lookup", "head"), model.role_gradients(*batch), strict=True):
+            slope = truth.judge_slope((role,), {role: value})
+            run.judge(f"gradient of the table as {role}", slope, f"gradient.{role}")

@@ -1,0 +1,230 @@
+"""Faults of state: results, tables and sizes that outlive what they were made for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from decoderspec.faults.fault import Fault, FaultyModel, Weights, swap
+from decoderspec.reference.operations import Array, rms_norm, rms_norm_vjp, rotary
+from decoderspec.spec import validation
+from decoderspec.spec.config import Config
+from decoderspec.spec.parameters import FINAL_GAIN
+
+stale = partial(Fault, family="state", level="contract", stage="state")
+
+
+def key(*arrays: Any) -> tuple[Any, ...]:
+    """What a cache knows its arguments by."""
+    return tuple((np.asarray(array).shape, np.asarray(array).tobytes()) for array in arrays)
+
+
+class TablesOfTheModule(FaultyModel):
+    """Rotary tables are kept in the module by the sizes of the model and the number of positions."""
+
+    tables: ClassVar[dict[Any, Array]] = {}
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        sizes = replace(config, rope_base=0.0, rms_epsilon=0.0)
+
+        def kept(positions: Array, width: int, base: float) -> Array:
+            return self.tables.setdefault((sizes, len(positions)), rotary(positions, width, base))
+
+        self.operations = swap(rotary=kept)(self.operations)
+
+
+class ConfigurationOfTheModule(FaultyModel):
+    """Base and epsilon are globals, set by every build."""
+
+    last: ClassVar[list[Config]] = []
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.last[:] = [config]
+        self.operations = swap(
+            rotary=lambda positions, width, base: rotary(positions, width, self.last[0].rope_base),
+            rms_norm=lambda x, gain, epsilon: rms_norm(x, gain, self.last[0].rms_epsilon),
+            rms_norm_vjp=lambda dy, y, x, gain, epsilon: rms_norm_vjp(dy, y, x, gain, self.last[0].rms_epsilon),
+        )(self.operations)
+
+
+class TargetsOfTheShape(FaultyModel):
+    """One-hot targets are filled at the first call of a shape."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.kept: dict[tuple[int, ...], Array] = {}
+
+    def checked(self, tokens: Any, targets: Any) -> tuple[Array, Array]:
+        """The ids that came, and the targets that came first."""
+        ids, wanted = super().checked(tokens, targets)
+        return ids, self.kept.setdefault(ids.shape, wanted.copy())
+
+
+class RolesByIds(FaultyModel):
+    """The roles' gradients are kept by ids, also when parameters have changed since."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.kept: dict[Any, tuple[Array, Array]] = {}
+
+    def role_gradients(self, tokens: Any, targets: Any) -> tuple[Array, Array]:
+        """The first answer to these ids."""
+        known = key(tokens, targets)
+        if known not in self.kept:
+            self.kept[known] = super().role_gradients(tokens, targets)
+        lookup, head = self.kept[known]
+        return lookup.copy(), head.copy()
+
+
+class StagesByIds(FaultyModel):
+    """Stages are kept by ids, also when parameters have changed since."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.kept: dict[Any, dict[str, Array]] = {}
+
+    def stages(self, tokens: Any) -> dict[str, Array]:
+        """The first answer to these ids."""
+        known = key(tokens)
+        if known not in self.kept:
+            self.kept[known] = super().stages(tokens)
+        return dict(self.kept[known])
+
+
+class OneRoleBuffer(FaultyModel):
+    """The roles' gradients are returned in the same memory each time."""
+
+    buffers: tuple[Array, Array] | None = None
+
+    def role_gradients(self, tokens: Any, targets: Any) -> tuple[Array, Array]:
+        """The buffers."""
+        found = super().role_gradients(tokens, targets)
+        self.buffers = self.buffers or (found[0].copy(), found[1].copy())
+        for buffer, value in zip(self.buffers, found, strict=True):
+            buffer[...] = value
+        return self.buffers
+
+
+class RolesStep(FaultyModel):
+    """Asking for the roles' gradients moves a gain."""
+
+    def role_gradients(self, tokens: Any, targets: Any) -> tuple[Array, Array]:
+        """Right, and then the gain moves."""
+        found = super().role_gradients(tokens, targets)
+        self.weights[FINAL_GAIN][...] *= 1 + 1e-9
+        return found
+
+
+class StagesWriteTokens(FaultyModel):
+    """The recording pass clears the ids that it was given."""
+
+    def stages(self, tokens: Any) -> dict[str, Array]:
+        """Right, but the caller's ids are gone."""
+        found = super().stages(tokens)
+        tokens[...] = 0
+        return found
+
+
+class MeanOfLargestBatch(FaultyModel):
+    """The mean is taken over a buffer of the largest batch seen."""
+
+    most = 0
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        """The sum of this batch over the positions of the largest."""
+        found, count = super().loss(tokens, targets), np.size(targets)
+        self.most = max(self.most, count)
+        return found * count / self.most
+
+
+class RowsOfLongerBatch(FaultyModel):
+    """The workspace of gradients is as long as the longest batch, and not cleared beyond the present one."""
+
+    longest: tuple[int, dict[str, Array]] = (0, {})
+
+    def gradients(self, tokens: Any, targets: Any) -> dict[str, Array]:
+        """With what the rest of the longest batch left behind."""
+        found, count = super().gradients(tokens, targets), np.size(targets)
+        if count >= self.longest[0]:
+            self.longest = count, {name: value.copy() for name, value in found.items()}
+            return found
+        left = 1 - count / self.longest[0]
+        return {name: value + left * self.longest[1][name] for name, value in found.items()}
+
+
+class AssignsLexicographic(FaultyModel):
+    """Blocks are found by the order of their names as words."""
+
+    def assign(self, name: str, value: Any) -> None:
+        """To the block that comes there in the order of words."""
+        if name.startswith("blocks."):
+            _, block, rest = name.split(".", 2)
+            name = f"blocks.{sorted(range(self.config.layers), key=str)[int(block)]}.{rest}"
+        super().assign(name, value)
+
+
+class AssignsTwoBlocks(FaultyModel):
+    """Blocks beyond the second are assigned to a copy."""
+
+    def assign(self, name: str, value: Any) -> None:
+        """Checked, and dropped beyond the second block."""
+        validation.validate_parameter(self.config, name, value)
+        if not name.startswith("blocks.") or int(name.split(".")[1]) < 2:
+            super().assign(name, value)
+
+
+FAULTS = (
+    stale(
+        name="rotary-tables-of-the-module", breaks=("DET-4",), model=TablesOfTheModule,
+        sentence="rotary tables are kept in the module by their sizes, without the base that they were made for",
+    ),
+    stale(
+        name="configuration-of-the-module", breaks=("DET-4",), model=ConfigurationOfTheModule,
+        sentence="base and epsilon are globals: the model that was built last rules all",
+    ),
+    stale(
+        name="targets-of-the-first-batch", breaks=("LOS-1", "GRA-1"), model=TargetsOfTheShape,
+        sentence="one-hot targets are filled at the first call of a shape and kept",
+    ),
+    stale(
+        name="roles-cached-by-ids", breaks=("WGT-4",), model=RolesByIds,
+        sentence="the gradients of the two roles are cached by ids and outlive the parameters that they came from",
+    ),
+    stale(
+        name="stages-cached-by-ids", breaks=("WGT-4",), model=StagesByIds,
+        sentence="stages are cached by ids and outlive the parameters that they came from",
+    ),
+    stale(
+        name="one-buffer-for-the-roles", breaks=("DET-2",), model=OneRoleBuffer,
+        sentence="the gradients of the two roles are returned in one buffer: the second call overwrites the first",
+    ),
+    stale(
+        name="roles-take-a-step", breaks=("WGT-5",), model=RolesStep,
+        sentence="asking for the gradients of the two roles moves a gain",
+    ),
+    stale(
+        name="tokens-written-to-by-stages", breaks=("DET-3",), model=StagesWriteTokens,
+        sentence="the recording pass clears the ids that it was given",
+    ),
+    stale(
+        name="loss-over-the-largest-batch", breaks=("LOS-1",), model=MeanOfLargestBatch,
+        sentence="the mean is taken over a buffer that has the size of the largest batch so far",
+    ),
+    stale(
+        name="gradients-of-a-longer-batch", breaks=("GRA-1",), model=RowsOfLongerBatch,
+        sentence="the workspace of the gradients keeps what a longer batch left beyond the present one",
+    ),
+    stale(
+        name="blocks-assigned-by-words", breaks=("WGT-4",), model=AssignsLexicographic,
+        sentence="blocks are sorted as words when they are assigned, so that 10 comes before 2",
+    ),
+    stale(
+        name="third-block-not-assigned", breaks=("WGT-4",), model=AssignsTwoBlocks,
+        sentence="blocks beyond the second are assigned to a copy",
+    ),
+)  # fmt: skip

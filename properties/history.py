@@ -1,0 +1,68 @@
+"""What is asked before the call that is judged: whatever an implementation keeps of it must not count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from decoderspec.properties import strategies
+from decoderspec.properties.cases import Array, Case, other_ids
+from decoderspec.properties.run import Run
+from decoderspec.properties.subject import SubjectModel
+
+WITH_TARGETS = ("loss", "gradients", "role_gradients")
+
+
+def settle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> None:
+    """Call what the model has of these: whatever it caches of this very batch is cached now."""
+    _call(model, capabilities, *run.truth(case).batch)
+
+
+def unsettle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> None:
+    """Call what the model has of these on other ids, other targets, and on larger and smaller batches."""
+    for batch in batches(run, case):
+        _call(model, capabilities, *batch)
+
+
+def _call(model: SubjectModel, capabilities: tuple[str, ...], tokens: Array, targets: Array) -> None:
+    for capability in filter(model.has, capabilities):
+        getattr(model, capability)(*((tokens, targets) if capability in WITH_TARGETS else (tokens,)))
+
+
+def batches(run: Run, case: Case) -> Iterator[tuple[Array, Array]]:
+    """Token and target ids beside those of the case: of its shape, then of others that it may be asked for."""
+    tokens, targets = run.truth(case).batch
+    yield other_ids(case, tokens), targets
+    yield tokens, other_ids(case, targets)
+    if not run.has_dear_shapes:
+        yield from ((ids, ids[::-1]) for ids in reshaped(run, case))
+
+
+def orders(run: Run, case: Case) -> Iterator[tuple[Array, Array]]:
+    """Token and target ids, and the same with the rows reversed: one truth, but not what was kept of the first call."""
+    tokens, targets = run.truth(case).batch
+    yield tokens, targets
+    if case.batch > 1:
+        yield tokens[::-1], targets[::-1]
+
+
+def reshaped(run: Run, case: Case) -> Iterator[Array]:
+    """Ids of the case in other shapes within the limits: half of one row, all in one row, twice the rows."""
+    tokens = run.truth(case).batch[0]
+    for ids in (tokens[:1, : max(1, case.tokens // 2)], tokens.reshape(1, -1), np.tile(tokens, (2, 1))):
+        if ids.shape[1] <= case.config.max_positions and run.admits(ids):
+            yield ids
+
+
+def beside(run: Run, case: Case) -> list[Case]:
+    """Cases of other models of the same sizes: other parameters, then another base and epsilon where those may vary."""
+    other = replace(case, seed=case.seed + 1, stored=None)
+    if run.pool:  # each configuration is dear, or there is only one
+        return [other]
+    base, epsilon = (
+        next((value for value in strategies.allowed(run.subject.limits, name) if value not in (0, now)), now)
+        for name, now in (("rope_base", case.config.rope_base), ("rms_epsilon", case.config.rms_epsilon))
+    )
+    return [other, replace(other, config=replace(case.config, rope_base=base, rms_epsilon=epsilon))]
