@@ -18,7 +18,7 @@ def describe(found: Diagnosis, hint: int = 0) -> str:
         return "\n".join(_right_lines(found))
     if hint:
         return "\n".join(_hint_lines(found, hint))
-    parts = (_stage_lines, _loss_lines, _gradient_lines, _cause_lines, _next_lines, _closeness_lines, _example_lines)
+    parts = (_stage_lines, _loss_lines, _gradient_lines, _cause_lines, _next_lines, closeness, _example_lines)
     return "\n".join(line for part in parts for line in part(found))
 
 
@@ -84,12 +84,18 @@ def _or(names: Iterable[str]) -> str:
     return "; or ".join(names)
 
 
+def said(cause: Cause) -> list[str]:
+    """A likely cause: what is wrong, how well it reproduces what was given, and where it was seen."""
+    seen = [f"seen before: {cause.source}"] if cause.source else []
+    reproduces = f"reproduces what was given to {cause.noise:.3g} x noise ({cause.allowed:.1f} allowed)"
+    return [f"{cause.fault} ({cause.stage}): {cause.sentence}", reproduces, *seen]
+
+
 def _cause_lines(found: Diagnosis) -> Iterator[str]:
     for cause in found.causes[:SHOWN]:
-        yield f"likely cause: {cause.fault} ({cause.stage}): {cause.sentence}"
-        yield f"  reproduces what was given to {cause.noise:.3g} x noise ({cause.allowed:.1f} allowed)"
-        if cause.source:
-            yield f"  seen before: {cause.source}"
+        first, *rest = said(cause)
+        yield f"likely cause: {first}"
+        yield from (f"  {part}" for part in rest)
     if found.causes[SHOWN:]:
         yield f"  the same on this case: {', '.join(cause.fault for cause in found.causes[SHOWN:])}"
     if not found.causes:
@@ -105,7 +111,8 @@ def _next_lines(found: Diagnosis) -> Iterator[str]:
         yield f"{name}: {'no other' if found.causes else 'none'} comes near"
 
 
-def _closeness_lines(found: Diagnosis) -> Iterator[str]:
+def closeness(found: Diagnosis) -> Iterator[str]:
+    """Whether a usual comparison would have passed it."""
     near = found.closeness
     if near is None:
         return

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from decoderspec import __version__
+from decoderspec.faults.words import closeness, said
 from decoderspec.properties.causes import Group
 from decoderspec.properties.printable import one_line, printable
 from decoderspec.properties.report import Report, plain
@@ -126,6 +127,8 @@ def _finding(report: Report, number: int, group: Group, next_command: str) -> st
         lines += _wrapped(f"case: {shown['case']}")
     for cause in _causes(report, group):
         lines += _wrapped(f"likely cause: {cause}")
+    if group.diagnosis is not None:
+        lines += _wrapped(" ".join(closeness(group.diagnosis)))
     if len(names) > 1:
         lines += _wrapped(f"fails with it: {', '.join(names[1:])}")
     if next_command:
@@ -173,8 +176,7 @@ def _causes(report: Report, group: Group) -> Iterator[str]:
         )
         return
     for cause in group.diagnosis.causes[:3]:
-        seen = f" (seen in {cause.source})" if cause.source else ""
-        yield f"{cause.fault}: {cause.sentence}{seen}; reproduces it to {cause.noise:.2g} x noise"
+        yield "; ".join(said(cause))
     if not group.diagnosis.causes and group.title == "values" and group.shown["worst_noise"] is not None:
         yield "no known fault reproduces this"
 
@@ -250,7 +252,8 @@ def _verdict(report: Report) -> str:
     if not decided:
         return "nothing is claimed or required, so there is no verdict"
     fails = ", ".join(name for name, verdict in found.items() if verdict == "fails") or "nothing"
-    words = {"conforms": "conforms", "fails": f"does not conform: {fails} fails, of", "partial": _part(report)}
+    verb = "fail" if "," in fails else "fails"
+    words = {"conforms": "conforms", "fails": f"does not conform: {fails} {verb}, of", "partial": _part(report)}
     name, seconds = one_line(report.run.subject.name), report.extras["seconds"]["total"]
     return f"{name} {words[report.verdict]} ({decided}) in {seconds:.0f} s"
 
