@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from array import array
 from collections import defaultdict
@@ -23,7 +24,7 @@ import numpy as np
 
 from decoderspec.bench.calibration_cases import parameters, random_cases
 from decoderspec.bench.formulations import FORMULATIONS, LONG, Formulation, Kernels, exact
-from decoderspec.properties.cases import Array, Case, arrays
+from decoderspec.properties.cases import Array, Case, arrays, elementwise
 from decoderspec.reference import certified, decoder, oracle, units
 from decoderspec.reference.limits import distinct_rows, independent, spread_allowed, worst_allowed
 from decoderspec.reference.operations import OPERATIONS, Operations
@@ -34,6 +35,7 @@ PRECISIONS = ("float64", "float32", "bfloat16", "float16", "float32-kv16", "floa
 STEEP = 0.25  # the largest score times the unit roundoff
 STAGES_EVERY = 2  # stages on their own inputs in one case of so many, of one formulation in turn
 CERTIFIED_EVERY = 250  # one case of so many has its extended truth checked against the oracle
+TOLD_EVERY = 1000  # cases between two words of progress
 COPIES = ("embedding", "attention.merged")  # round nothing
 
 Measured = tuple[float, float, int, int, float]
@@ -69,18 +71,19 @@ class Collected:
     def add(self, how: Formulation, name: str, case: Case, measured: Measured) -> None:
         """Keep one comparison."""
         worst, spread, count, _, freedom = measured
-        self.numbers[how.name, kind(name)].extend(measured)
+        self.numbers[how.name, kind(name, case)].extend(measured)
         if worst > worst_allowed(count) or spread > spread_allowed(freedom):
             note = f"{worst:.3g} of {worst_allowed(count):.1f}, mean {spread:.3g} of {spread_allowed(freedom):.2f}"
             self.failed.append(f"{how.name}: {name}: {note}: {case.describe()}")
 
 
-def kind(name: str) -> str:
-    """The name without its layer: all layers are counted together."""
+def kind(name: str, case: Case) -> str:
+    """The name without its layer: all layers are counted together; gradients that the suite judges by element apart."""
+    larger = "larger " if name.startswith("gradient.") and not elementwise(case) else ""
     for prefix in ("gradient.", "stage "):
         if name.startswith(prefix + "blocks."):
-            return prefix + name.split(".", 3 if prefix == "gradient." else 2)[-1]
-    return name
+            return larger + prefix + name.split(".", 3 if prefix == "gradient." else 2)[-1]
+    return larger + name
 
 
 # --- One case ---
@@ -238,6 +241,8 @@ def collect(word: str, cases: Iterable[Case], seconds: float = float("inf")) -> 
     for index, case in enumerate(cases):
         if time.perf_counter() - start > seconds:
             break
+        if index % TOLD_EVERY == 0:
+            print(f"{index} cases, {time.perf_counter() - start:.0f} s", file=sys.stderr)
         turn, last = divmod(index, STAGES_EVERY)
         examine(case, declared, collected, None if last else FORMULATIONS[turn % len(FORMULATIONS)])
         if word == "float64" and index % CERTIFIED_EVERY == 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array
+from decoderspec.properties.cases import SMALLEST, Array
 from decoderspec.reference.limits import FALSE_ALARMS, f_tail, spread_allowed, student_tail, worst_allowed
 from decoderspec.reference.noise import RUNS
 
@@ -35,7 +35,7 @@ def summary(numbers: Mapping[tuple[str, str], Iterable[float]], failed: Sequence
             how: both(np.concatenate([v for k, v in table.items() if k[0] == how])) for how in formulations
         },
         "tails": {
-            "values": tails(np.concatenate([v for (_, name), v in table.items() if not name.startswith("gradient.")])),
+            "values": tails(np.concatenate([v for (_, name), v in table.items() if "gradient." not in name])),
             "gradient elements": tails(
                 np.concatenate(
                     [np.zeros((0, FIELDS)), *[v for (_, n), v in table.items() if n.startswith("gradient.")]]
@@ -148,8 +148,9 @@ faster. Carried on to the chance where the limits stand, {FALSE_ALARMS:g}, it gi
 comparison; times {PER_EXAMPLE}, as one example makes no more comparisons than that, per example. In brackets the
 same with an exponent two standard errors smaller. The five formulations of a case share its noise and are not
 independent, so these errors are somewhat larger than they say. *Values* are logits, loss, stages on their own inputs
-and slopes; *gradient elements* the suite judges on its smallest cases alone. A rate that rests on few cases is an
-extrapolation over many decades: more cases narrow it.
+and slopes; *gradient elements* are those of models of up to {SMALLEST} parameters, which alone the suite judges by
+element (GRA-2); those of larger ones are in the tables below. A rate that rests on few cases is an extrapolation over
+many decades: more cases narrow it.
 """
 
 

@@ -108,7 +108,8 @@ class _Bench:
     def __init__(self, subject: Subject, size: Size) -> None:
         self.subject, self.size = subject, size
         case = Case(size.config, size.batch, size.tokens)
-        self.theirs = subject.theirs(size.config, subject.parameters(case))
+        self.stands = subject.checkpoint.model if subject.checkpoint else None  # loaded once, by no call of ours
+        self.theirs = {} if subject.checkpoint else subject.theirs(size.config, subject.parameters(case))
         self.tokens, self.targets = (fresh(each) for each in arrays(case))
         self.finish = finisher(subject.implementation)
         start = time.perf_counter()
@@ -118,11 +119,13 @@ class _Bench:
         for name, call in self.calls.items():
             called(name, call)  # the first call may compile, and is where a failure is told as one
         self.visits: dict[str, list[list[Pair]]] = {name: [] for name in MEASURES if name in {"build", *self.calls}}
-        if isinstance(subject.implementation, FunctionImplementation):
+        if subject.checkpoint or isinstance(subject.implementation, FunctionImplementation):
             del self.visits["build"]  # nothing is built
         self.yards = {name: yardstick(subject, load(name, size)) for name in self.visits}
 
     def _build(self) -> Any:
+        if self.stands is not None:
+            return self.stands
         model = self.subject.implementation.build(self.size.config, dict(self.theirs))
         self.finish(None)
         return model
@@ -165,8 +168,8 @@ class _Bench:
             model.close()
 
     def close(self) -> None:
-        """Let go of the model."""
-        if self.model is not None and offers(self.model, "close"):
+        """Let go of a model that was built."""
+        if self.model is not self.stands and offers(self.model, "close"):
             called("close", self.model.close)
         self.model, self.calls = None, {}
 

@@ -23,6 +23,8 @@ from decoderspec.bench.engine import finisher
 from decoderspec.bench.verdict import Slope, slope
 from decoderspec.bench.work import BACKWARD, Size, covered, largest_step, numbers, products
 from decoderspec.properties.cases import Case, arrays
+from decoderspec.properties.checkpoint import BUILD
+from decoderspec.properties.findings import Absent
 from decoderspec.properties.subject import Subject, called, fresh, offers
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import parameter_count
@@ -65,7 +67,12 @@ class Growth:
 
 
 def measure(subject: Subject) -> list[Growth]:
-    """Every exponent of forward and gradients along the axes that the limits leave at least three sizes of."""
+    """Every exponent of forward and gradients along the axes that the limits leave at least three sizes of.
+
+    Raises `Absent` for a checkpoint, whose sizes are what they are.
+    """
+    if subject.checkpoint is not None:
+        raise Absent(f"growth is fitted over sizes: {BUILD}")
     found = []
     for axis, sizes in AXES.items():
         inside, _ = covered(subject.limits, sizes)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from decoderspec.bench.engine import Figure, Plan, measure
-from decoderspec.bench.work import SIZES, Size
+from decoderspec.bench.work import Size, sizes_of
 from decoderspec.properties.findings import Finding
 from decoderspec.properties.run import Run
 from decoderspec.properties.session import make_run
@@ -67,7 +67,7 @@ def _child(run: Run, sizes: Sequence[Size], plan: Plan, seed: int) -> list[Figur
 
 def _answer(told: Mapping[str, Any]) -> dict[str, Any]:
     run = make_run(told["name"], precision=told["precision"])
-    sizes = [size for size in SIZES if size.name in told["sizes"]]
+    sizes = [size for size in sizes_of(run.subject) if size.name in told["sizes"]]
     try:
         found = measure(run.subject, sizes, Plan(**told["plan"]), told["seed"])
     except Finding as finding:

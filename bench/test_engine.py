@@ -15,7 +15,7 @@ import pytest
 from decoderspec.bench.engine import PLANS, Figure
 from decoderspec.bench.process import run_in_processes
 from decoderspec.bench.stored import KEY, extra_info
-from decoderspec.bench.work import MEASURES, QUICK, SIZES, covered
+from decoderspec.bench.work import MEASURES, QUICK, SIZES, covered, sizes_of
 from decoderspec.properties.run import Run
 
 Figures = dict[tuple[str, str], Figure]
@@ -50,7 +50,7 @@ def figures(decoderspec_run: Run, pytestconfig: pytest.Config) -> Figures:
     """Everything that the implementation offers at the sizes within its limits, measured once a session."""
     if MEASURED not in pytestconfig.stash:
         run, profile = decoderspec_run, decoderspec_run.profile.name
-        wanted = tuple(size for size in SIZES if profile != "quick" or size.name in QUICK)
+        wanted = tuple(size for size in sizes_of(run.subject) if profile != "quick" or size.name in QUICK)
         found = run_in_processes(run, covered(run.subject.limits, wanted)[0], PLANS[profile])
         pytestconfig.stash[MEASURED] = {(figure.measure, figure.size.name): figure for figure in found}
     return pytestconfig.stash[MEASURED]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from decoderspec.properties.cases import Case
 from decoderspec.properties.strategies import within
+from decoderspec.properties.subject import Subject
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import parameter_count
 from decoderspec.spec.stages import stage_names, stage_shape
@@ -46,6 +47,12 @@ SIZES = (
 QUICK = ("small", "medium", "long")
 
 
+def sizes_of(subject: Subject) -> tuple[Size, ...]:
+    """The sizes; of a checkpoint its own configuration, on batches of those shapes."""
+    found = subject.checkpoint
+    return SIZES if found is None else tuple(replace(size, config=found.config) for size in SIZES)
+
+
 def covered(limits: Mapping[str, Any], sizes: tuple[Size, ...] = SIZES) -> tuple[list[Size], list[str]]:
     """The sizes that are within declared limits, and the names of those that are not."""
     inside = [size for size in sizes if _is_within(limits, size)]
@@ -54,7 +61,7 @@ def covered(limits: Mapping[str, Any], sizes: tuple[Size, ...] = SIZES) -> tuple
 
 def _is_within(limits: Mapping[str, Any], size: Size) -> bool:
     case = Case(size.config, size.batch, size.tokens)
-    return within(limits, case) == case
+    return size.tokens <= size.config.max_positions and within(limits, case) == case
 
 
 def products(size: Size) -> int:

@@ -18,9 +18,9 @@ from decoderspec import bench
 from decoderspec.bench import growth
 from decoderspec.bench.stored import Comparison, Stored, StoredError, compare, read
 from decoderspec.bench.verdict import RISK, SAME
-from decoderspec.bench.work import covered
+from decoderspec.bench.work import covered, sizes_of
 from decoderspec.commands.outputs import require_writable
-from decoderspec.properties.findings import Finding
+from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.loading import LoadError
 from decoderspec.properties.run import Run
 from decoderspec.properties.session import make_run
@@ -80,11 +80,11 @@ def run(arguments: Sequence[str]) -> int:
         under_test = make_run(options.implementation, profile=profile, precision=options.precision)
         now = measured(options.implementation, under_test, options.save)
         grown = growth.measure(under_test.subject) if options.growth else []
-    except (LoadError, DeclarationError, StoredError, Finding, OSError) as reason:
+    except (LoadError, DeclarationError, StoredError, Absent, Finding, OSError) as reason:
         print(f"decoderspec: {reason}", file=sys.stderr)
         return 2
     compared = compare(before, now) if before is not None else None
-    lost = covered(under_test.subject.limits)[1]
+    lost = covered(under_test.subject.limits, sizes_of(under_test.subject))[1]
     print("\n".join([*table(now, compared, lost), *growth.table(grown)]))
     if options.json:
         found = to_json(now, compared, lost, grown, options.fail_above)

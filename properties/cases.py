@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
-from decoderspec.spec.parameters import FINAL_GAIN, TABLE, parameter_shapes
+from decoderspec.spec.parameters import FINAL_GAIN, TABLE, parameter_count, parameter_shapes
 from decoderspec.spec.precision import FORMATS, Recipe
 
 Array = NDArray[Any]
 STYLES = ("plain", "peaked", "small", "spiky")  # drawn; the fixed cases have more
 TOKEN_STYLES = ("any", "same", "ends", "last")
+SMALLEST = 300  # parameters: up to here each has its own true derivative, a difference of two losses
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,6 +222,11 @@ def affordable(case: Case) -> bool:
 def sloping(case: Case) -> bool:
     """Whether the loss has a slope, at an affordable price."""
     return case.config.vocabulary_size > 1 and affordable(case)
+
+
+def elementwise(case: Case) -> bool:
+    """Whether the true derivative by every single parameter is affordable."""
+    return 1 < parameter_count(case.config) <= SMALLEST
 
 
 def other_ids(case: Case, tokens: Array) -> Array:

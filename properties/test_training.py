@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, affordable, other_ids, sloping
+from decoderspec.properties.cases import Array, Case, affordable, elementwise, other_ids, sloping
 from decoderspec.properties.findings import Finding
 from decoderspec.properties.history import orders, unsettle
 from decoderspec.properties.observed import own_loss
@@ -13,9 +13,7 @@ from decoderspec.properties.run import Run
 from decoderspec.properties.truth import ONE_ROUNDING, Truth
 from decoderspec.reference.limits import compare
 from decoderspec.reference.units import unit
-from decoderspec.spec.parameters import TABLE, parameter_count
-
-SMALLEST = 300  # parameters: every element's true derivative is affordable below
+from decoderspec.spec.parameters import TABLE
 
 
 @checks("LOS-1", needs=["loss"], where=affordable, long=True)
@@ -51,7 +49,7 @@ def _require_slope(run: Run, truth: Truth, gradients: Mapping[str, Array]) -> No
     run.judge("slope of the loss", together)
 
 
-@checks("GRA-2", needs=["gradients"], where=lambda case: 1 < parameter_count(case.config) <= SMALLEST, search=False)
+@checks("GRA-2", needs=["gradients"], where=elementwise, search=False)
 def test_every_element_of_every_gradient_is_right(run: Run, case: Case) -> None:
     """On the smallest cases each element is compared with its own true derivative."""
     truth = run.truth(case)

@@ -16,7 +16,7 @@ import pytest
 from decoderspec.bench import clock, engine, growth, page, process, stored, verdict, verdicts, work
 from decoderspec.commands import bench as command
 from decoderspec.commands.main import main
-from decoderspec.properties.findings import Finding
+from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.session import make_run
 from decoderspec.properties.subject import read_subject
 from decoderspec.reference import Reference
@@ -28,6 +28,7 @@ from decoderspec.spec.parameters import parameter_shapes
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = work.SIZES[0]
 TINY = work.Size("small", Config(5, 4, 2, 3, 1, 4), 2, 3)
+QUANTISED = DOCS.parent / "examples" / "quantised.py"
 HERE = f"{Path(__file__).resolve()}"
 PLAN = engine.Plan(0.02, 2, 3)
 
@@ -294,6 +295,17 @@ def test_a_slowed_call_takes_fifteen_percent_longer_by_its_own_clock(monkeypatch
     monkeypatch.setattr(verdicts, "own_time", lambda: next(now))
     assert verdicts._slowly(lambda: "result") == "result"
     assert next(now, None) is None
+
+
+def test_a_checkpoint_is_measured_at_its_own_configuration_and_never_built():
+    run = make_run(str(QUANTISED) + ":Quantised")
+    inside, lost = work.covered(run.subject.limits, work.sizes_of(run.subject))
+    assert {size.config for size in inside} == {run.subject.checkpoint.config}
+    assert lost  # longer than its context
+    figures = engine.measure(run.subject, inside[:1], PLAN)
+    assert {figure.measure for figure in figures} == {"forward"}
+    with pytest.raises(Absent, match="growth"):
+        growth.measure(run.subject)
 
 
 # --- Files ---
