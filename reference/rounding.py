@@ -233,9 +233,13 @@ def merge(noise: Noise, at: Place, y: Array, _x: Array) -> Array:
 
 
 def silu(noise: Noise, at: Place, y: Array, x: Array) -> Array:
-    """The exponential's relative error is that of its argument: it grows with `|x|` where it is not dwarfed by 1."""
+    """The exponential's relative error is that of its argument: it grows with `|x|` where it is not dwarfed by 1.
+
+    The sigmoid underflows before its product with `x` does.
+    """
     growth = np.abs(x) * plain.sigmoid(-x)
-    return noise.store(y, at.stored, 3, noise.deviation(at.inner) * np.abs(y) * np.sqrt(3 + np.square(growth)))
+    relative = noise.deviation(at.inner) * np.abs(y) * np.sqrt(3 + np.square(growth))
+    return noise.store(y, at.stored, 3, np.hypot(relative, np.abs(x) * (at.inner.tiny * noise.scale)))
 
 
 def silu_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x: Array) -> Gradients:
@@ -243,7 +247,8 @@ def silu_vjp(noise: Noise, at: Place, exact: Gradients, dy: Array, _y: Array, x:
     dx = exact[0]
     s, t = plain.sigmoid(x), plain.sigmoid(-x)
     terms = 2 * s + np.abs(x) * s * (s + t * (3 + np.abs(x)))
-    return (noise.store(dx, at.gradient, 3, noise.deviation(at.inner) * np.abs(dy) * terms),)
+    underflow = (1 + np.abs(x)) * (at.inner.tiny * noise.scale)
+    return (noise.store(dx, at.gradient, 3, np.abs(dy) * np.hypot(noise.deviation(at.inner) * terms, underflow)),)
 
 
 def elementwise(noise: Noise, at: Place, y: Array, *_inputs: Any) -> Array:
