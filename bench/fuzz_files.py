@@ -14,9 +14,9 @@ import numpy as np
 from decoderspec.bench.fuzz_changes import changed_json, changed_toml, changed_word, damaged
 from decoderspec.bench.fuzz_surfaces import CASE, CONFIG, MEBIBYTE, Attempt, Make, Surface
 from decoderspec.bench.fuzz_values import changed_array
-from decoderspec.golden import vectors
-from decoderspec.golden.vectors_inputs import VectorError
-from decoderspec.golden.vectors_verify import differences
+from decoderspec.golden.vectors import files as vectors
+from decoderspec.golden.vectors.inputs import VectorError
+from decoderspec.golden.vectors.verify import differences
 from decoderspec.properties import replay
 from decoderspec.properties.cases import Array, arrays, draw_parameters
 from decoderspec.properties.dump import DumpError, read_dump

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from decoderspec.golden import vectors
-from decoderspec.golden.vectors_inputs import VectorError
-from decoderspec.golden.vectors_verify import differences
+from decoderspec.golden.vectors import files as vectors
+from decoderspec.golden.vectors.inputs import VectorError
+from decoderspec.golden.vectors.verify import differences
 
 EXAMPLES = """examples:
   decoderspec vectors vectors/             write the files there, half a minute

@@ -39,7 +39,7 @@ class Published:
 SCHEMAS = (
     Published("properties", "report.schema.json", "`decoderspec check --json`", "report.md"),
     Published("properties", "replay.schema.json", "`decoderspec check`, for a case that fails", "reading-a-report.md"),
-    Published("golden", "vectors.schema.json", "`decoderspec vectors`, once for each file", "vectors.md"),
+    Published("golden/vectors", "vectors.schema.json", "`decoderspec vectors`, once for each file", "vectors.md"),
     Published("golden", "values.schema.json", "`decoderspec golden values`"),
     Published("adapters", "protocol.schema.json", "the suite and a child, line by line", "protocol.md"),
 )
@@ -162,7 +162,7 @@ def schemas_page() -> str:
 
 def read(published: Published) -> dict[str, Any]:
     """A schema as data."""
-    place = files(f"decoderspec.{published.folder}").joinpath(published.file)
+    place = files("decoderspec").joinpath(published.folder, published.file)
     found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
     return found
 

@@ -13,7 +13,8 @@ import pytest
 from decoderspec.adapters.command import LIMITS
 from decoderspec.adapters.messages import PROTOCOL
 from decoderspec.commands.main import COMMANDS, main
-from decoderspec.golden import tables, vectors
+from decoderspec.golden import tables
+from decoderspec.golden.vectors import files as vectors
 from decoderspec.properties import replay
 from decoderspec.properties.report import SPEC_VERSION
 from decoderspec.properties.settings import KEYS

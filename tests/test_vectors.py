@@ -16,9 +16,10 @@ import vector_reader as reader
 from decoderspec.commands.main import main
 from decoderspec.faults.bank import by_name
 from decoderspec.faults.fault import Fault, FaultyReference
-from decoderspec.golden import vectors, vectors_schema
-from decoderspec.golden.vectors_notes import NOTES
-from decoderspec.golden.vectors_verify import differences
+from decoderspec.golden.vectors import files as vectors
+from decoderspec.golden.vectors import schema as vectors_schema
+from decoderspec.golden.vectors.notes import NOTES
+from decoderspec.golden.vectors.verify import differences
 from decoderspec.reference import Reference, oracle
 from decoderspec.reference.operations import OPERATIONS
 from decoderspec.reference.splitmix64 import SplitMix64
@@ -118,7 +119,7 @@ def test_what_does_not_fit_the_schema_is_found(value, kind):
 def test_the_same_version_writes_the_same_bytes(folder, seed):
     names = ("rms_norm.json", "errors.json", "initialization.json")
     program = (
-        "import sys; from decoderspec.golden import vectors as v; given = v.given()\n"
+        "import sys; from decoderspec.golden.vectors import files as v; given = v.given()\n"
         f"for name in {names}: sys.stdout.buffer.write(v.written(v.completed(given[name])))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.golden import vectors_results as results
-from decoderspec.golden.vectors_inputs import (
+from decoderspec.golden.vectors import results
+from decoderspec.golden.vectors.inputs import (
     VectorError,
     array,
     config_of,
@@ -16,7 +16,7 @@ from decoderspec.golden.vectors_inputs import (
     require_exact,
     seed_of,
 )
-from decoderspec.golden.vectors_results import Json
+from decoderspec.golden.vectors.results import Json
 from decoderspec.properties.operation import KERNELS
 from decoderspec.reference import decoder, oracle
 from decoderspec.reference.arithmetic import Exact

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from decoderspec.golden.vectors_inputs import packed, parameters
-from decoderspec.golden.vectors_model import SMALL, ModelCase, call, same
+from decoderspec.golden.vectors.inputs import packed, parameters
+from decoderspec.golden.vectors.model import SMALL, ModelCase, call, same
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import FINAL_GAIN, TABLE
 

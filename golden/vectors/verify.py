@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from decoderspec.golden import vectors
-from decoderspec.golden.vectors_inputs import VectorError
-from decoderspec.golden.vectors_results import Json
-from decoderspec.golden.vectors_schema import KINDS, definitions, violations
+from decoderspec.golden.vectors import files as vectors
+from decoderspec.golden.vectors.inputs import VectorError
+from decoderspec.golden.vectors.results import Json
+from decoderspec.golden.vectors.schema import KINDS, definitions, violations
 from decoderspec.spec.requirements import requirements
 
 MAX_BYTES = 5 * 2**20  # of one file

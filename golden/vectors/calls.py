@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.golden import vectors_results as results
-from decoderspec.golden.vectors_inputs import (
+from decoderspec.golden.vectors import results
+from decoderspec.golden.vectors.inputs import (
     VectorError,
     array,
     config_of,
@@ -23,7 +23,7 @@ from decoderspec.golden.vectors_inputs import (
     require_exact,
     seed_of,
 )
-from decoderspec.golden.vectors_results import Json
+from decoderspec.golden.vectors.results import Json
 from decoderspec.reference import oracle, units
 from decoderspec.reference.arithmetic import Exact
 from decoderspec.reference.operations import Array

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decoderspec.golden.vectors_results import Json
+from decoderspec.golden.vectors.results import Json
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@
     errors.json            what must be refused, and what must be taken
     vectors.schema.json    the format
 
-The same version writes the same bytes. `vectors_verify` reads a folder back and computes everything in it again.
+The same version writes the same bytes. `verify` reads a folder back and computes everything in it again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from decoderspec import __version__
-from decoderspec.golden import vectors_calls, vectors_errors, vectors_operations, vectors_seeds
-from decoderspec.golden.vectors_kernels import CASES as KERNEL_CASES
-from decoderspec.golden.vectors_model import forward_cases
-from decoderspec.golden.vectors_notes import NOTES
-from decoderspec.golden.vectors_operations import SIGNATURES
-from decoderspec.golden.vectors_results import DIGITS, PRECISIONS, Json
-from decoderspec.golden.vectors_training import training_cases
+from decoderspec.golden.vectors import calls, errors, operations, seeds
+from decoderspec.golden.vectors.kernels import CASES as KERNEL_CASES
+from decoderspec.golden.vectors.model import forward_cases
+from decoderspec.golden.vectors.notes import NOTES
+from decoderspec.golden.vectors.operations import SIGNATURES
+from decoderspec.golden.vectors.results import DIGITS, PRECISIONS, Json
+from decoderspec.golden.vectors.training import training_cases
 from decoderspec.spec.requirements import requirements
 
 VERSION = 1
@@ -83,7 +83,7 @@ def given() -> dict[str, Json]:
     """Every file but the index, before anything is computed: header and cases."""
     kernels = {f"{name}.json": _operation(name) for name in KERNEL_CASES}
     return kernels | {MODEL: _document("model", [case.to_json() for case in (*forward_cases(), *training_cases())]),
-                      SEEDS: _document("initialization", vectors_seeds.cases()),
+                      SEEDS: _document("initialization", seeds.cases()),
                       ERRORS: _errors()}  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def _operation(name: str) -> Json:
 
 
 def _errors() -> Json:
-    return _document("errors", vectors_errors.cases(), base=vectors_errors.base())
+    return _document("errors", errors.cases(), base=errors.base())
 
 
 def _document(kind: str, cases: list[Json], **more: Any) -> Json:
@@ -106,15 +106,15 @@ def completed(document: Json) -> Json:
     cases = document["cases"]
     match document["kind"]:
         case "operation":
-            made = [vectors_operations.completed(document["operation"], case) for case in cases]
+            made = [operations.completed(document["operation"], case) for case in cases]
         case "model":
             by_id = {case["id"]: case for case in cases}
-            made = [vectors_calls.completed(case, by_id) for case in cases]
+            made = [calls.completed(case, by_id) for case in cases]
         case "initialization":
-            made = [vectors_seeds.completed(case) for case in cases]
+            made = [seeds.completed(case) for case in cases]
         case _:
-            base = vectors_errors.completed_base(document["base"])
-            made = [vectors_errors.completed(case, base) for case in cases]
+            base = errors.completed_base(document["base"])
+            made = [errors.completed(case, base) for case in cases]
             document = {**document, "base": base}
     return {**document, "cases": made}
 

@@ -12,9 +12,9 @@ from typing import Any
 import mpmath
 import numpy as np
 
-from decoderspec.golden import vectors_results as results
-from decoderspec.golden.vectors_inputs import VectorError, config_of, packed
-from decoderspec.golden.vectors_results import Json
+from decoderspec.golden.vectors import results
+from decoderspec.golden.vectors.inputs import VectorError, config_of, packed
+from decoderspec.golden.vectors.results import Json
 from decoderspec.reference.operations import Array
 from decoderspec.spec.config import Config
 from decoderspec.spec.errors import SpecError

@@ -1,4 +1,4 @@
-"""The model's cases of the forward pass: small, and each awkward in one way. The others are in `vectors_training`."""
+"""The model's cases of the forward pass: small, and each awkward in one way. The others are in `training`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.golden.vectors_inputs import gain, grid, packed, parameters
-from decoderspec.golden.vectors_results import PRECISIONS, Json
+from decoderspec.golden.vectors.inputs import gain, grid, packed, parameters
+from decoderspec.golden.vectors.results import PRECISIONS, Json
 from decoderspec.reference.operations import Array
 from decoderspec.reference.splitmix64 import SplitMix64, initialize
 from decoderspec.spec.config import Config

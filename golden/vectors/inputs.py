@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.golden.vectors_results import Json, plain
+from decoderspec.golden.vectors.results import Json, plain
 from decoderspec.reference.operations import Array
 from decoderspec.reference.splitmix64 import SplitMix64
 from decoderspec.spec.arrays import round_to

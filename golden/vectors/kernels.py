@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.golden import vectors_operations as operations
-from decoderspec.golden.vectors_inputs import gain, grid, matrix, packed
-from decoderspec.golden.vectors_results import PRECISIONS, Json
+from decoderspec.golden.vectors import operations
+from decoderspec.golden.vectors.inputs import gain, grid, matrix, packed
+from decoderspec.golden.vectors.results import PRECISIONS, Json
 from decoderspec.reference.operations import Array
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import block_shapes

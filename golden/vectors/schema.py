@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from decoderspec.golden.vectors import SCHEMA
-from decoderspec.golden.vectors_results import Json
+from decoderspec.golden.vectors.files import SCHEMA
+from decoderspec.golden.vectors.results import Json
 
 KINDS = ("index", "operation", "model", "initialization", "errors")
 TYPES: dict[str, Callable[[Any], bool]] = {

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.golden.vectors_calls import Asked, Built
-from decoderspec.golden.vectors_inputs import VectorError, config_of, ids, packed, parameters, parameters_of, seed_of
-from decoderspec.golden.vectors_results import PRECISIONS, Json
+from decoderspec.golden.vectors.calls import Asked, Built
+from decoderspec.golden.vectors.inputs import VectorError, config_of, ids, packed, parameters, parameters_of, seed_of
+from decoderspec.golden.vectors.results import PRECISIONS, Json
 from decoderspec.spec import validation
 from decoderspec.spec.config import Config
 from decoderspec.spec.errors import SpecError
