@@ -2,12 +2,14 @@
 
 `python -m decoderspec.bench.implementations docs/implementations > docs/implementations.md`, where the folder holds
 reports of `decoderspec check NAME --profile quick --json FILE`, each named `MODULE.ATTRIBUTE.json`. Nothing on the page
-is copied by hand but `NOTES`.
+is copied by hand but `NOTES`. With `--again` every report whose library is installed is made anew, and what the verdict
+of a contract or the observed recipe has become is told: exit status 1 where one has changed.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +32,10 @@ NOTES = {  # by the start of an implementation's name, said once
 configuration and shape. A first call that is slower than the second by 0.2 s is taken for a compilation, and shapes
 are spared: 2 in the quick profile, 5 by default, 10 in the thorough one, each with all properties. JAX wraps
 negative ids, clamps those beyond the table and, without 64 bits, cuts an id of 2^40.""",
-    "LitGPT": """litgpt 0.5.13, PyTorch 2.13.0. Norms and rotation tables are computed in float32 in every dtype,
+    "LitGPT": """Norms and rotation tables are computed in float32 in every dtype,
 attention is not: with those two declared, everything else is held to float64, in both of its layouts of pairs. Query,
 key and value are one matrix; `lm_head` is a module of its own, which the adapter ties to the table.""",
-    "x-transformers": """x-transformers 2.31.10, PyTorch 2.13.0. A real negative control: its RMSNorm has no epsilon.
+    "x-transformers": """A real negative control: its RMSNorm has no epsilon.
 Where epsilon is not limited it fails, and the fault bank names the cause; within `limits = {"rms_epsilon": [0.0]}` it
 is this decoder. What the adapter had to go around: tied logits are scaled by `dim ** -0.5` unless told otherwise; the
 gated layer keeps a bias that no setting removes; the base of the rotation has no setting of its own; with one head
@@ -41,7 +43,7 @@ there is no output matrix, and a head width of 2 divides by zero; attention and 
 gains are stored minus one; the linear half of the gated layer comes before the gate. Cast to bfloat16, it keeps the
 frequencies and angles of its rotation in bfloat16 too: the case of 70 positions finds it, and declared as
 `{"results": "bfloat16", "tables": "bfloat16"}` that stage holds. In float64 its tables and its softmax are float32.""",
-    "transformers": """transformers 5.24.0, PyTorch 2.13.0. Norms, rotation tables and the eager softmax are computed
+    "transformers": """Norms, rotation tables and the eager softmax are computed
 in float32 whatever the dtype.""",
 }
 
@@ -63,6 +65,8 @@ def _section(name: str, report: Mapping[str, Any]) -> Iterator[str]:
     precision, rows = report["precision"], report["requirements"]
     yield f"- command: `decoderspec check {name} --profile {report['profile']}`"
     yield f"- contracts: {', '.join(f'{contract} {verdict}' for contract, verdict in report['contracts'].items())}"
+    libraries = report["environment"].get("libraries", {})
+    yield f"- with: {', '.join(f'{library} {version}' for library, version in libraries.items()) or 'NumPy alone'}"
     yield f"- declared: `{precision['declared']}`; observed: `{precision['observed'] or 'no recipe explains it'}`"
     yield f"- nearest the limit: {_nearest(rows)}"
     for finding in report["findings"]:
@@ -112,10 +116,36 @@ def stored(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print the page of the reports in a folder."""
-    print("\n".join(page(stored(Path(arguments[0])))), end="")
+def again(folder: Path) -> Iterator[str]:
+    """Make every report of a folder anew, and yield what has changed of its verdicts and its observed recipe."""
+    for (name, before), path in zip(stored(folder).items(), sorted(folder.glob("*.json")), strict=True):
+        new = path.with_suffix(".new")
+        command = [sys.executable, "-m", "decoderspec.commands.main", "check", name, "--profile", before["profile"]]
+        ran = subprocess.run([*command, "--json", str(new)], capture_output=True, text=True, check=False)
+        if not new.exists():
+            print(f"{name}: not run: {(ran.stderr.strip().splitlines() or ['no report'])[-1]}", file=sys.stderr)
+            continue
+        now = json.loads(new.read_text(encoding="utf-8"))
+        new.replace(path)
+        print(f"{name}: {now['seconds']['total']:.0f} s", file=sys.stderr)
+        for what, was, became in (
+            ("contracts", before["contracts"], now["contracts"]),
+            ("observed", before["precision"]["observed"], now["precision"]["observed"]),
+        ):
+            if was != became:
+                yield f"{name}: {what} were {was} and are {became}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the page of the reports in a folder, or with `--again` what has changed."""
+    folder = Path(arguments[0])
+    if "--again" not in arguments:
+        print("\n".join(page(stored(folder))), end="")
+        return 0
+    changed = list(again(folder))
+    print("\n".join(changed) or "nothing has changed")
+    return int(bool(changed))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ import numpy as np
 from decoderspec import __version__
 from decoderspec.properties.findings import Finding
 from decoderspec.properties.run import Run
+from decoderspec.properties.subject import looked_up
 from decoderspec.properties.xfails import Xfail, known, misfit
 from decoderspec.spec.protocol import CAPABILITIES, CONTRACTS
 from decoderspec.spec.requirements import requirements
@@ -29,6 +30,18 @@ ESSENTIAL = {
     "inputs": (),
 }
 SAMPLED = ("BIG-1",)  # what stands for VAL-1 there
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "litgpt",
+    "x_transformers",
+    "jax",
+    "jaxlib",
+    "mlx",
+    "tensorflow",
+    "numba",
+    "flint",
+)
 
 
 @dataclass
@@ -230,8 +243,15 @@ def environment(dtypes: Mapping[str, str]) -> dict[str, Any]:
         "mpmath": mpmath.__version__,
         "hypothesis": hypothesis.__version__,
         "executable": sys.implementation.name,
+        "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
         "dtypes": dict(dtypes),
     }
+
+
+def _version(library: str) -> str:
+    """What a library that the run has loaded says of itself; empty where it was not loaded, or says nothing."""
+    found = looked_up(sys.modules.get(library), "__version__")
+    return found if isinstance(found, str) else ""
 
 
 def plain(value: Any) -> Any:
