@@ -203,7 +203,8 @@ def fixed_cases() -> list[Case]:
         Case(_config(2203, 2, 8, 4, 1, 3, 10.0, 1e-3), 1, 3, 14, "plain", "last", note="a table beyond 16 bits"),
         Case(_config(3, 2, 512, 1, 0, 4, 10.0, 1e-3), 1, 2, 17, note="sums of a thousand terms"),
         Case(_config(65539, 1, 2, 1, 0, 2, 10.0, 1e-3), 1, 1, 18, "plain", "last", note="ids beyond 16 bits"),
-        Case(_config(7, 9, 2, 67, 1, 5, 0.5, 2.0), 67, 5, 19, note="sixty-seven rows, nine heads"),
+        Case(_config(7, 9, 2, 67, 1, 3, 0.5, 2.0), 17, 3, 19, note="seventeen rows, nine heads"),
+        Case(_config(5, 2, 2, 3, 1, 3, 0.5, 2.0), 67, 2, 21, note="sixty-seven rows"),
         Case(_config(7, 1, 2, 1030, 1, 3, 10.0, 1e-3), 1, 3, 20, note="a thousand features"),
     ]
 

@@ -56,13 +56,16 @@ def reshaped(run: Run, case: Case) -> Iterator[Array]:
             yield ids
 
 
-def beside(run: Run, case: Case) -> list[Case]:
-    """Cases of other models of the same sizes: other parameters, then another base and epsilon where those may vary."""
+def beside(run: Run, case: Case) -> Case:
+    """The case of another model of the same sizes: other parameters; of odd seeds another base and epsilon as well.
+
+    So that what is kept by configuration shows, and what is kept without it: the fixed cases have seeds of both kinds.
+    """
     other = replace(case, seed=case.seed + 1, stored=None)
-    if run.pool:  # each configuration is dear, or there is only one
-        return [other]
+    if run.pool or case.seed % 2 == 0:  # in a pool each configuration is dear, or there is only one
+        return other
     base, epsilon = (
         next((value for value in strategies.allowed(run.subject.limits, name) if value not in (0, now)), now)
         for name, now in (("rope_base", case.config.rope_base), ("rms_epsilon", case.config.rms_epsilon))
     )
-    return [other, replace(other, config=replace(case.config, rope_base=base, rms_epsilon=epsilon))]
+    return replace(other, config=replace(case.config, rope_base=base, rms_epsilon=epsilon))

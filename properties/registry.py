@@ -109,7 +109,8 @@ def examine(run: Run, found: Property) -> None:
     if replays:
         search(run, found, database)
     fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or small(case))]
-    for case in fixed[: 1 if found.builds and run.is_dear else found.most]:
+    most = None if found.most is None else min(found.most, run.profile.most)
+    for case in fixed[: 1 if found.builds and run.is_dear else most]:
         _in_time(run)
         (recall if run.is_dear else attempt)(run, found, case)
     if searches and not replays:

@@ -35,12 +35,13 @@ class Profile:
     seconds: float  # of search, per property
     shrink_seconds: float
     shapes: int  # of tokens, where each is compiled
+    most: int  # fixed cases of a property whose truth is dear
 
 
 PROFILES = {
-    "quick": Profile("quick", 4, 2.0, 1.0, 2),
-    "default": Profile("default", 40, 8.0, 3.0, 5),
-    "thorough": Profile("thorough", 400, 120.0, 20.0, 10),
+    "quick": Profile("quick", 4, 2.0, 1.0, 2, 2),
+    "default": Profile("default", 40, 8.0, 3.0, 5, 5),
+    "thorough": Profile("thorough", 400, 120.0, 20.0, 10, 10),
 }
 DEAR_BUILD = 0.5  # seconds: a build above this is worth sparing
 DEAR_SHAPE = 0.2  # seconds by which the first call on tokens of a new shape is slower than the second: a compilation

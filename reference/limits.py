@@ -130,8 +130,8 @@ def spread_allowed(freedom: float, runs: int = RUNS) -> float:
     Their mean square is that of a normal error over one estimated from `runs` times as many others. One element is
     held to what the worst of one is, `F(1, n) = t(n)^2`; very many to little more than 1.
     """
-    low, high = 0.0, 1e3
-    for _ in range(60):
+    low, high = 0.0, 32.0
+    for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if f_tail(middle * middle, freedom, runs * freedom) > FALSE_ALARMS else (low, middle)
     return high

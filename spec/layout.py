@@ -12,7 +12,7 @@ import numbers
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -187,7 +187,7 @@ class Layout:
 
     def _take_apart(self, config: Config, theirs: str, tensor: Array) -> Iterator[tuple[str, Array]]:
         """Yield what one tensor of theirs holds, by canonical names, still transposed and permuted."""
-        slot, block = self._slots_by_name(config).get(theirs, (None, 0))
+        slot, block = _slots_by_name(self.slots, config.layers).get(theirs, (None, 0))
         if slot is None:
             yield theirs, tensor
         elif theirs not in self._stacks:
@@ -197,14 +197,6 @@ class Layout:
         else:
             for row, value in enumerate(tensor):
                 yield from self._split_parts(config, slot, row, value)
-
-    def _slots_by_name(self, config: Config) -> dict[str, tuple[Slot, int]]:
-        """Slot and block of each of their names."""
-        return {
-            slot.theirs.replace("{n}", str(block)): (slot, block)
-            for slot in self.slots
-            for block in (range(config.layers) if "{n}" in slot.theirs else (0,))
-        }
 
     def _split_parts(self, config: Config, slot: Slot, block: int, value: Array) -> Iterator[tuple[str, Array]]:
         names = [pattern.replace("{n}", str(block)) for pattern in slot.parts]
@@ -216,6 +208,16 @@ class Layout:
             raise LayoutError(f"{slot.theirs} of block {block} must have shape {wanted}, got {value.shape}")
         ends = np.cumsum([block_shapes(config)[part.removeprefix(BLOCK)][1] for part in slot.parts])
         yield from zip(names, np.split(value, ends[:-1], -1 if self.matrices == "in_out" else 0), strict=True)
+
+
+@lru_cache(maxsize=64)
+def _slots_by_name(slots: tuple[Slot, ...], layers: int) -> dict[str, tuple[Slot, int]]:
+    """Slot and block of each of their names."""
+    return {
+        slot.theirs.replace("{n}", str(block)): (slot, block)
+        for slot in slots
+        for block in (range(layers) if "{n}" in slot.theirs else (0,))
+    }
 
 
 def half_split_order(heads: int, width: int) -> NDArray[np.intp]:
