@@ -112,20 +112,28 @@ def _without_none(gradients: Gradients, inputs: tuple[Any, ...]) -> Gradients:
 def at(places: tuple[str, ...] | str, change: Substitution) -> Substitution:
     """A substitution in force at some stages only, named by suffix (`ffn_norm`, `attention.query/flat`)."""
     within = (places,) if isinstance(places, str) else places
+    return _where(lambda stage: suffix(stage) in within, change)
 
+
+def alone(place: str, change: Substitution) -> Substitution:
+    """A substitution in force at one stage of one block, and at the steps on the way to it."""
+    return _where(lambda stage: stage.partition("/")[0] == place, change)
+
+
+def _where(holds: Callable[[str], bool], change: Substitution) -> Substitution:
     def both(operations: Operations) -> Operations:
         wrong = change(operations)
-        return operations.each(lambda old: _choose(old, getattr(wrong, old.name), within))
+        return operations.each(lambda old: _choose(old, getattr(wrong, old.name), holds))
 
     return both
 
 
-def _choose(old: Operation, new: Operation, places: tuple[str, ...]) -> Operation:
+def _choose(old: Operation, new: Operation, holds: Callable[[str], bool]) -> Operation:
     def perform(stage: str, *inputs: Any) -> Array:
-        return (new if suffix(stage) in places else old).perform(stage, *inputs)
+        return (new if holds(stage) else old).perform(stage, *inputs)
 
     def vjp(stage: str, *arguments: Any) -> Any:
-        return (new if suffix(stage) in places else old).vjp(stage, *arguments)
+        return (new if holds(stage) else old).vjp(stage, *arguments)
 
     return Operation(old.name, perform, vjp)
 

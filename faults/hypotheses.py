@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec.faults.case import Case
-from decoderspec.faults.fault import Fault, Substitution, in_turn, unchanged
+from decoderspec.faults.fault import Fault, Substitution, alone, in_turn, unchanged
 from decoderspec.reference import units
 from decoderspec.reference.decoder import decoder as right_decoder
 from decoderspec.reference.limits import Comparison, compare
@@ -100,12 +100,33 @@ def of_forward(
     found = ranked(case, single, seen, right, allowed if before else None)
     if before and "logits" in given:
         found = _by_logits(case, found, given["logits"], forward)
+    if before:
+        found = tuple(_placed(cause, first, forward) for cause in found[0]), *found[1:]
+    elif not found[0]:
+        once = [Hypothesis((f,), place, _forward_values(case, f, before, first)) for f in _alone(case, forward)]
+        found = _together(found, ranked(case, once, seen, right))
     if pairs and not found[0]:
         some = _starting_in(allowed, forward) if before else _distinct(case, single)
         both = (((a, b), paired(a, b)) for a, b in combinations(some, 2))
         two = [Hypothesis(pair, "", _forward_values(case, f, before, first)) for pair, f in both if f is not None]
         found = _together(found, ranked(case, two[:CHECKED_PAIRS], seen, right))
     return found
+
+
+def _placed(cause: Cause, first: str, forward: Sequence[Fault]) -> Cause:
+    """The cause, with the stage where it was seen for the first of those where it may start."""
+    return cause.at(suffix(first)) if any(f.name == cause.fault and f.starts_at(first) for f in forward) else cause
+
+
+def _alone(case: Case, forward: Sequence[Fault]) -> Iterator[Fault]:
+    """Every fault of an operation at one stage only, of those where it may start: in one block, or in one norm."""
+    for fault in forward:
+        places = [name for name in stage_names(case.config.layers) if fault.starts_at(name)]
+        for place in places if fault.decoder is right_decoder and len(places) > 1 else ():
+            yield replace(
+                fault, name=f"{fault.name} at {place} alone", stage=place, also=(),
+                operations=alone(place, fault.operations),
+            )  # fmt: skip
 
 
 def _starting_in(stages: set[str], forward: Sequence[Fault]) -> list[Fault]:

@@ -13,7 +13,7 @@ from decoderspec.faults import derivatives, hypotheses
 from decoderspec.faults.bank import BANK, by_name
 from decoderspec.faults.case import Case
 from decoderspec.faults.diagnosis import Observed, diagnose, diagnose_case
-from decoderspec.faults.fault import Fault, FaultyReference, swap
+from decoderspec.faults.fault import Fault, FaultyReference, alone, swap
 from decoderspec.faults.local import local_reports
 from decoderspec.faults.words import describe
 from decoderspec.properties import cases
@@ -378,3 +378,26 @@ def test_a_diagnosis_is_plain_data_and_a_page():
     assert {"fault", "stage", "noise"} <= set(plain["likely_causes"][0])
     assert {"name", "noise", "allowed", "bits"} <= set(plain["stages"][0])
     assert "likely cause: post-norm" in describe(found)
+
+
+
+def only(place, name):
+    """A fault of the bank at one stage of one block."""
+    fault = by_name(name)
+    return replace(fault, operations=alone(place, fault.operations))
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("norm-epsilon-left-out", "final_norm"), ("scale-squared", "blocks.1.attention.weights")]
+)
+def test_a_fault_at_one_place_alone_is_named_from_the_logits(name, place):
+    setting, model = built(only(place, name), SMALL)
+    found = diagnose_case(setting, Observed(logits=model.logits(setting.tokens)))
+    assert f"{name} at {place} alone" in [cause.fault for cause in found.causes]
+    assert all(cause.stage.rpartition(".")[0] == place.rpartition(".")[0] for cause in found.causes)
+
+
+def test_a_cause_is_placed_at_the_stage_that_is_wrong():
+    setting, model = built(only("final_norm", "norm-epsilon-left-out"), SMALL)
+    found = diagnose_case(setting, Observed(stages=model.stages(setting.tokens)))
+    assert (found.causes[0].fault, found.causes[0].stage) == ("norm-epsilon-left-out", "final_norm")
