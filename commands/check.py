@@ -152,9 +152,11 @@ def _several(options: argparse.Namespace, further: list[str], files: dict[str, P
 
 
 def _next(report: Report, group: Group, name: str, here: Path) -> str:
-    """The command that goes on from a finding: its case is saved for it."""
+    """The command that goes on from a finding: its case is saved for it, but of an operation, which has its own."""
     run = report.run
-    if group.case is None or run.only or run.cases or group.diagnosis is None:
+    if run.only:
+        return f"decoderspec explain {shlex.quote(name)} --as {run.only}"
+    if group.case is None or run.cases or group.diagnosis is None:
         return ""
     requirement = group.shown["requirements"][0]
     identity = f"{run.subject.name} {run.subject.recipe.declared} {group.case.describe()}"

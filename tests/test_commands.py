@@ -336,6 +336,7 @@ def test_a_wrong_operation_exits_1(capsys):
     report = json.loads(Path("report.json").read_text(encoding="utf-8"))
     assert [name for name, row in report["requirements"].items() if row["status"] == "fail"] == ["OPN-1"]
     assert set(report) == REPORT | BESIDE_IT
+    assert report["findings"][0]["next"] == "decoderspec explain wrong.py:rms_norm --as rms_norm"
     assert main(["check", f"{KERNEL_FILE}:linear", "--as", "rotate", *QUICK]) == FAILS  # other arguments altogether
 
 
