@@ -135,10 +135,13 @@ def _rounds_operands(stages: Mapping[str, str]) -> bool:
 
 
 def _with_tables(found: dict[str, str], stages: Mapping[str, str], loss: str, results: str) -> dict[str, str]:
-    rotated = [stages[name] for name in ROTATED if name in stages]
-    tables = min(rotated or [stages.get("attention.weights", results)], key=lambda form: FORMATS[form].bits)
-    for name in ROTATED:
-        found.pop(name, None)
+    """A coarse table shows in both rotated stages, or in the weights where neither is given; one alone is its own."""
+    rotated = {name: stages[name] for name in ROTATED if name in stages}
+    some = [*rotated.values()] or [stages.get("attention.weights", results)]
+    tables = max(some, key=lambda form: FORMATS[form].bits)
+    for name, form in rotated.items():
+        if _at_least(form, tables):
+            found.pop(name, None)
     if not _at_least(tables, results):
         found["tables"] = tables
     if not _at_least(loss, results):

@@ -137,3 +137,15 @@ def test_bits_are_those_of_the_formats(name):
         else:
             expected = computes_in.stored(stage).bits
         assert expected - BITS < bits[stage] < expected + BITS, stage
+
+
+@pytest.mark.parametrize(
+    ("coarse", "recipe"),
+    [
+        (("attention.rotated_key",), {"results": "float64", "attention.rotated_key": "float16"}),
+        (("attention.rotated_query", "attention.rotated_key"), {"results": "float64", "tables": "float16"}),
+    ],
+)
+def test_a_table_is_blamed_only_where_both_that_it_turns_are_coarse(coarse, recipe):
+    fine = dict.fromkeys(("attention.query", "attention.rotated_query", "attention.rotated_key", "ffn.up"), 53.0)
+    assert observed_recipe(fine | dict.fromkeys(coarse, 11.0)) == recipe
