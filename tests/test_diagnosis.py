@@ -380,7 +380,6 @@ def test_a_diagnosis_is_plain_data_and_a_page():
     assert "likely cause: post-norm" in describe(found)
 
 
-
 def only(place, name):
     """A fault of the bank at one stage of one block."""
     fault = by_name(name)
