@@ -1,4 +1,4 @@
-"""Probes of what `build` must refuse: invalid configurations (CFG-1) and sizes beyond memory (CFG-2)."""
+"""Probes of what `build` and `initialize` must refuse: invalid configurations (CFG-1), sizes beyond memory (CFG-2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from decoderspec.properties.cases import Array
 from decoderspec.properties.findings import NotJudged
-from decoderspec.properties.probe import HARMLESS, ROOM, Perform, Probe, Setting
+from decoderspec.properties.probe import HARMLESS, ROOM, Alike, Perform, Probe, Setting
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import parameter_shapes
 from decoderspec.spec.validation import INTEGER_FIELDS
@@ -23,7 +23,7 @@ def _fields(**values: Any) -> Change:
     return lambda config: dict(values)
 
 
-def _scaled(name: str, change: Callable[[int], Any]) -> Change:
+def _scaled(name: str, change: Callable[[Any], Any]) -> Change:
     return lambda config: {name: change(getattr(config, name) or 1)}
 
 
@@ -39,13 +39,14 @@ class _BadConfig:
 
 
 def configurations() -> Iterator[Probe]:
-    """CFG-1: one fault to a probe, with layers and without."""
+    """CFG-1: one fault to a probe, with layers and without; then of a model that draws its own parameters."""
     for ending, fields in ENDINGS.items():
         sentence = "a valid configuration" + (" without layers" if ending else "")
         yield Probe(f"CFG-1/valid{ending}", "CFG-1", sentence, _configured(fields, fields), needs="build")
         for given in _bad_configs():
             if not ending or "layers" not in given.word:
                 yield _bad_config(given, ending, fields)
+    yield from _initializations()
 
 
 ENDINGS = {"": _fields(), "/no-layers": _fields(layers=0)}
@@ -65,17 +66,24 @@ def _bad_configs() -> Iterator[_BadConfig]:
     for name, values in REALS.items():
         for value in values:
             yield _BadConfig(f"{name}-{value:g}", f"{name} of {value:g}", _fields(**{name: value}))
+        yield _BadConfig(f"boolean-{name}", f"{name} of True", _fields(**{name: True}), _fields(**{name: 1.0}))
+        yield _BadConfig(f"string-{name}", f"{name} in a string", _scaled(name, str))
     for name in INTEGER_FIELDS:
         yield from _bad_integers(name)
 
 
-REALS = {"rope_base": (0.0, -100.0, math.nan, math.inf), "rms_epsilon": (-1e-3, math.nan, math.inf)}
+REALS = {
+    "rope_base": (0.0, -100.0, math.nan, math.inf, -math.inf),
+    "rms_epsilon": (-1e-3, math.nan, math.inf, -math.inf),
+}
 
 
 def _bad_integers(name: str) -> Iterator[_BadConfig]:
     counted = _fields(layers=0) if name == "layers" else _fields()  # counting up to a negative number gives none
     yield _BadConfig(f"negative-{name}", f"negative {name}", _scaled(name, lambda size: -size), counted)
     yield _BadConfig(f"fraction-{name}", f"{name} that is no integer", _scaled(name, lambda size: size + 0.5))
+    yield _BadConfig(f"float-{name}", f"integral {name} as a float", _scaled(name, float))
+    yield _BadConfig(f"string-{name}", f"{name} in a string", _scaled(name, str))
     if name != "model_width":  # one feature makes no pair, so a width of True would have two faults
         yield _BadConfig(f"boolean-{name}", f"{name} of True", _fields(**{name: True}), _fields(**{name: 1}))
 
@@ -123,6 +131,48 @@ def _shaped(setting: Setting, config: Config) -> dict[str, Array]:
     drawn = setting.subject.parameters(replace(case, config=replace(case.config, **(room | {"heads": 1}))))
     cut = {name: drawn[name][tuple(map(slice, shape))] for name, shape in parameter_shapes(config).items()}
     return setting.subject.theirs(config, cut)
+
+
+# --- CFG-1 of `initialize`, which comes to the same configurations by another way ---
+
+SEEDS: dict[str, tuple[str, Any, int]] = {  # word -> what is bad, the seed, and the nearest valid one
+    "negative": ("a seed of -1", -1, 2**64 - 1),
+    "2^64": ("a seed of 2^64", 2**64, 0),
+    "fraction": ("a seed that is no integer", 1.5, 1),
+    "float": ("an integral seed as a float", 1.0, 1),
+    "boolean": ("a seed of True", True, 1),
+    "string": ("a seed in a string", "1", 1),
+}
+
+
+def _initializations() -> Iterator[Probe]:
+    yield _initialization("valid", "a valid configuration and seed", _initialized(_fields(), 1), valid=True)
+    for given in _bad_configs():
+        alike = ((HARMLESS, _initialized(given.shaped, 1)),) if given.near else ()
+        yield _initialization(given.word, given.sentence, _initialized(given.bad, 1), alike)
+    for word, (sentence, seed, near) in SEEDS.items():
+        alike = ((HARMLESS, _initialized(_fields(), near)),)
+        yield _initialization(f"seed-{word}", sentence, _initialized(_fields(), seed), alike)
+
+
+def _initialization(word: str, sentence: str, perform: Perform, alike: Alike = (), *, valid: bool = False) -> Probe:
+    expected = () if valid else ("configuration",)
+    name, sentence = f"CFG-1/{word}/initialize", f"{sentence}, given to initialize"
+    return Probe(name, "CFG-1", sentence, perform, expected, "initialize", alike)
+
+
+def _initialized(changed: Change, seed: Any) -> Perform:
+    def perform(setting: Setting) -> Array:
+        config = setting.case.config
+        return setting.initialized(replace(config, **changed(config)), seed, setting.tokens % _rows(config, changed))
+
+    return perform
+
+
+def _rows(config: Config, changed: Change) -> int:
+    """Rows of the table, where the changed configuration has a number of them; else those of the valid one."""
+    given = changed(config).get("vocabulary_size")
+    return given if isinstance(given, int) and given > 0 else config.vocabulary_size
 
 
 # --- CFG-2: more than any memory holds ---

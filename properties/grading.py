@@ -5,7 +5,6 @@ Works in the process that runs the implementation; whoever only reads outcomes n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -77,12 +76,14 @@ def _is_control(probe: Probe) -> bool:
 
 
 def _need(probe: Probe, setting: Setting) -> None:
-    if probe.needs not in ("build", "logits"):
-        setting.subject.need_on(setting.subject.model(setting.case).model, probe.needs)
+    if probe.needs == "initialize":
+        setting.subject.need_on(setting.subject.implementation, probe.needs)
+    elif probe.needs not in ("build", "logits"):
+        setting.subject.need_on(setting.model, probe.needs)
 
 
 def _valid_part_failed(probe: Probe, setting: Setting, finding: Finding) -> Grade:
-    if probe.after and setting.doing == "logits":
+    if probe.after and setting.doing != "build":
         return Grade(CHANGED, finding.message)
     return Grade(VALID_REFUSED, finding.message) if _is_control(probe) else not_judged(finding.message)
 
@@ -157,16 +158,9 @@ def _alike(probe: Probe, setting: Setting, answer: Array) -> str | None:
             raise
         except BaseException:  # this reading gives nothing valid
             continue
-        if agree(setting, answer, other):
+        if setting.agree(answer, other):
             return word
     return None
-
-
-def agree(setting: Setting, got: Array, expected: Array) -> bool:
-    """Whether half of the bits that the declared precision has agree: another route to the same numbers."""
-    allowed = math.sqrt(setting.subject.recipe.results.unit)
-    largest = np.abs(expected).max(initial=0)
-    return got.shape == expected.shape and np.allclose(got, expected, allowed, allowed * largest)
 
 
 def spoiled(setting: Setting, usual: Array) -> str:
@@ -177,4 +171,4 @@ def spoiled(setting: Setting, usual: Array) -> str:
         raise
     except BaseException as error:
         return f"afterwards valid input raises {type(error).__name__}: {words(error)[:200]}"
-    return "" if agree(setting, now, usual) else "afterwards valid input gives other logits"
+    return "" if setting.agree(now, usual) else "afterwards valid input gives other logits"

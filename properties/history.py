@@ -13,6 +13,7 @@ from decoderspec.properties.run import Run
 from decoderspec.properties.subject import SubjectModel
 
 WITH_TARGETS = ("loss", "gradients", "role_gradients")
+CALLS = ("logits", "stages", *WITH_TARGETS)
 
 
 def settle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> None:

@@ -13,12 +13,14 @@ import numpy as np
 
 from decoderspec.adapters.command import CommandError, CommandImplementation
 from decoderspec.adapters.command_operation import operation as of_command
+from decoderspec.properties import operation_inputs as drawn
 from decoderspec.properties.cases import Array, Case, draw_parameters
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.loading import LoadError, attribute
 from decoderspec.properties.subject import called, reading
 from decoderspec.properties.truth import DIGITS, Exact, projected
-from decoderspec.reference import decoder, oracle, units
+from decoderspec.reference import certified, decoder, oracle, units
+from decoderspec.reference.arithmetic import Precision, multiprecision
 from decoderspec.reference.limits import Comparison
 from decoderspec.reference.operations import OPERATIONS, Operations
 from decoderspec.reference.tape import Tape, accumulate
@@ -28,49 +30,7 @@ from decoderspec.spec.parameters import BLOCK_PARAMETERS, of_block
 from decoderspec.spec.precision import Recipe
 
 Inputs = dict[str, Any]
-
-
-def _hidden(case: Case, rng: np.random.Generator, width: int) -> Array:
-    scale = {"small": 0.02, "peaked": 3.0}.get(case.style, 1.0)
-    x = rng.normal(size=(case.batch, case.tokens, width)) * scale
-    if case.style == "spiky":
-        x[..., rng.integers(width)] *= 100.0
-    return np.asarray(x)
-
-
-def _heads(case: Case, rng: np.random.Generator) -> Array:
-    return np.asarray(_hidden(case, rng, case.config.model_width)).reshape(
-        case.batch, case.config.heads, case.tokens, case.config.head_width
-    )
-
-
-def _gain(case: Case, rng: np.random.Generator) -> Array:
-    return rng.uniform(-2, 2, case.config.model_width)
-
-
-def _weight(case: Case, rng: np.random.Generator) -> Array:
-    shape = (case.config.model_width, case.config.feed_forward_width)
-    return np.asarray(rng.normal(size=shape) / np.sqrt(shape[0]))
-
-
-def _table(case: Case, rng: np.random.Generator) -> Array:
-    return rng.normal(size=(case.config.vocabulary_size, case.config.model_width))
-
-
-def _ids(case: Case, rng: np.random.Generator) -> Array:
-    return rng.integers(0, case.config.vocabulary_size, (case.batch, case.tokens))
-
-
-def _offset(case: Case, rng: np.random.Generator) -> int:
-    return int(rng.integers(0, 50))
-
-
-def _logits(case: Case, rng: np.random.Generator) -> Array:
-    return _hidden(case, rng, case.config.vocabulary_size) * 4
-
-
-def _wide(case: Case, rng: np.random.Generator) -> Array:
-    return _hidden(case, rng, case.config.feed_forward_width) * 3
+HALVINGS = 24  # from any size that is drawn to one that float16 can bear
 
 
 @dataclass(frozen=True)
@@ -78,9 +38,9 @@ class Kernel:
     """One testable operation: how its inputs are drawn, what it is, and what is true of it."""
 
     name: str
-    draw: Mapping[str, Callable[[Case, np.random.Generator], Any]]
+    draw: Mapping[str, Callable[[Case, Recipe, np.random.Generator], Any]]
     compute: Callable[..., Array]  # (operations, *inputs): the reference's composition, for the noise
-    truth: Callable[..., Any]  # (*inputs, digits=)
+    truth: Callable[..., Any]  # (*inputs, digits=, arithmetic=)
     causal_inputs: tuple[str, ...] = ()  # along the second last axis
 
 
@@ -92,49 +52,50 @@ def _rotate(ops: Operations, x: Array, base: float, offset: int) -> Array:
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel("embed", {"table": _table, "tokens": _ids}, lambda o, e, z: o.embed("embed", e, z), oracle.embed),
+        Kernel(
+            "embed",
+            {"table": drawn.table, "tokens": drawn.tokens},
+            lambda o, e, z: o.embed("embed", e, z),
+            oracle.embed,
+        ),
         Kernel(
             "rms_norm",
-            {
-                "x": lambda c, r: _hidden(c, r, c.config.model_width),
-                "gain": _gain,
-                "epsilon": lambda c, r: c.config.rms_epsilon,
-            },
+            {"x": drawn.stream, "gain": drawn.gain, "epsilon": drawn.epsilon},
             lambda o, x, g, e: o.rms_norm("rms_norm", x, g, e),
             oracle.rms_norm,
         ),
         Kernel(
             "linear",
-            {"x": lambda c, r: _hidden(c, r, c.config.model_width), "weight": _weight},
+            {"x": drawn.stream, "weight": drawn.weight},
             lambda o, x, w: o.linear("linear", x, w),
             oracle.linear,
         ),
-        Kernel(
-            "rotate", {"x": _heads, "base": lambda c, r: c.config.rope_base, "offset": _offset}, _rotate, oracle.rotate
-        ),
+        Kernel("rotate", {"x": drawn.heads, "base": drawn.base, "offset": drawn.offset}, _rotate, oracle.rotate),
         Kernel(
             "attend",
-            {"query": _heads, "key": _heads, "value": _heads},
+            {"query": drawn.scored, "key": drawn.scored, "value": drawn.heads},
             lambda o, q, k, v: decoder.attend(o, q, k, v),
             oracle.attend,
             ("query", "key", "value"),
         ),
-        Kernel("silu", {"gate": _wide}, lambda o, g: o.silu("silu", g), oracle.silu),
-        Kernel("swiglu", {"gate": _wide, "up": _wide}, lambda o, g, u: decoder.swiglu(o, g, u), oracle.swiglu),
-        Kernel("add", {"x": _wide, "branch": _wide}, lambda o, x, y: o.add("add", x, y), oracle.add),
+        Kernel("silu", {"gate": drawn.gate}, lambda o, g: o.silu("silu", g), oracle.silu),
+        Kernel(
+            "swiglu", {"gate": drawn.gate, "up": drawn.wide}, lambda o, g, u: decoder.swiglu(o, g, u), oracle.swiglu
+        ),
+        Kernel("add", {"x": drawn.wide, "branch": drawn.wide}, lambda o, x, y: o.add("add", x, y), oracle.add),
         Kernel(
             "project",
-            {"x": lambda c, r: _hidden(c, r, c.config.model_width), "table": _table},
+            {"x": drawn.stream, "table": drawn.table},
             lambda o, x, e: o.project("project", x, e),
             oracle.project,
         ),
         Kernel(
             "nll",
-            {"logits": _logits, "targets": _ids},
+            {"logits": drawn.logits, "targets": drawn.targets},
             lambda o, x, y: o.nll("loss", x, y),
-            lambda x, y, digits: oracle.loss_of_logits(x, y, digits=digits),
+            oracle.loss_of_logits,
         ),
-        Kernel("block", {"x": lambda c, r: _hidden(c, r, c.config.model_width)}, lambda o: o, oracle.block, ("x",)),
+        Kernel("block", {"x": drawn.stream}, lambda o: o, oracle.block, ("x",)),
     )
 }
 
@@ -180,17 +141,33 @@ class OperationCase:
     def __init__(self, subject: OperationSubject, case: Case) -> None:
         self.subject, self.case, self.kernel = subject, case, subject.kernel
         rng = np.random.default_rng((case.seed, 7))
-        drawn = {name: draw(case, rng) for name, draw in self.kernel.draw.items()}
+        self.inputs: Inputs = {name: draw(case, subject.recipe, rng) for name, draw in self.kernel.draw.items()}
         if self.is_block:
-            weights = draw_parameters(case, subject.recipe)
-            drawn |= of_block(weights, 0) | {
-                "offset": int(rng.integers(0, max(1, case.config.max_positions - case.tokens + 1)))
-            }
-        self.inputs: Inputs = {
-            name: round_to(value, subject.recipe.weights) if _is_real(value) else value for name, value in drawn.items()
-        }
+            weights = of_block(draw_parameters(case, subject.recipe), 0)
+            self.inputs |= weights | {"offset": drawn.offset(case, subject.recipe, rng)}
         self.arrays = [name for name, value in self.inputs.items() if _is_real(value)]
-        self.upstream = round_to(np.asarray(rng.normal(size=self.shape)), subject.recipe.weights)
+        self.inputs = self.scaled(1.0)
+        self.shape = tuple(np.shape(self.compute(OPERATIONS, self.inputs)))
+        self.upstream = self._rounded(np.asarray(rng.normal(size=self.shape)))
+        self._slopes: dict[str, Exact] = {}
+        self._fit()
+
+    def _fit(self) -> None:
+        """Halve everything until all values and gradients are finite in the declared formats, with room to spare."""
+        limit = drawn.bearable(self.subject.recipe)
+        for _ in range(HALVINGS):
+            sizes = [drawn.largest(self.inputs[name]) for name in self.arrays]
+            self.slopes(drawn.noting(OPERATIONS, sizes))
+            if max(sizes) <= limit:
+                return
+            self.inputs, self.upstream = self.scaled(0.5), self._rounded(self.upstream / 2)
+
+    def scaled(self, factor: float) -> Inputs:
+        """The inputs with every real array times a factor, and rounded as the declaration of the weights says."""
+        return {k: self._rounded(v * factor) if k in self.arrays else v for k, v in self.inputs.items()}
+
+    def _rounded(self, values: Array) -> Array:
+        return round_to(values, self.subject.recipe.weights)
 
     @property
     def is_block(self) -> bool:
@@ -202,23 +179,19 @@ class OperationCase:
         """Sizes and constants."""
         return self.case.config
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the output."""
-        return tuple(np.asarray(self.compute(OPERATIONS, self.inputs)).shape)
-
     def compute(self, operations: Operations, inputs: Inputs) -> Array:
         """The reference's composition."""
         if self.is_block:
             return decoder.block(operations, self.config, inputs, inputs["x"], inputs["offset"])
         return self.kernel.compute(operations, *inputs.values())
 
-    def true(self, inputs: Inputs, digits: int) -> Any:
+    def true(self, inputs: Inputs, digits: int, arithmetic: Precision) -> Any:
         """The oracle's value."""
         if self.is_block:
             weights = {name: inputs[name] for name in BLOCK_PARAMETERS}
-            return oracle.block(self.config, weights, inputs["x"], offset=inputs["offset"], digits=digits)["output"]
-        return self.kernel.truth(*inputs.values(), digits=digits)
+            how: Any = {"offset": inputs["offset"], "digits": digits, "arithmetic": arithmetic}
+            return oracle.block(self.config, weights, inputs["x"], **how)["output"]
+        return self.kernel.truth(*inputs.values(), digits=digits, arithmetic=arithmetic)
 
     def arguments(self, inputs: Inputs) -> tuple[Any, ...]:
         """What the function under test is called with: copies of its own."""
@@ -227,28 +200,46 @@ class OperationCase:
             return self.config, {name: own[name] for name in BLOCK_PARAMETERS}, own["x"], own["offset"]
         return tuple(own.values())
 
+    def pulled(self, inputs: Inputs) -> tuple[Any, ...]:
+        """What its derivative is called with: the upstream gradient first."""
+        upstream = np.array(self.upstream) if self.upstream.ndim else float(self.upstream)
+        return upstream, *self.arguments(inputs)
+
     def call(self, inputs: Inputs | None = None) -> Array:
         """The output under test; a wrong shape is a finding."""
-        output = self._read(called(self.kernel.name, self.subject.forward, *self.arguments(inputs or self.inputs)))
+        return self.output(self.forward(*self.arguments(inputs or self.inputs)))
+
+    def forward(self, *arguments: Any) -> Any:
+        """What the function under test hands out, as it is."""
+        return called(self.kernel.name, self.subject.forward, *arguments)
+
+    def output(self, given: Any) -> Array:
+        """A copy of what the function handed out; a wrong shape is a finding."""
+        output = self._read(given)
         if output.shape != self.shape:
             raise Finding(f"{self.kernel.name} has shape {output.shape}, the specification says {self.shape}")
         return output
 
     def call_backward(self) -> dict[str, Array]:
         """The gradients under test by the input's name."""
+        return self.gradients(self.backward(*self.pulled(self.inputs)))
+
+    def backward(self, *arguments: Any) -> Any:
+        """What the derivative under test hands out, as it is. Raises `Absent` where there is none."""
         if self.subject.backward is None:
             raise Absent(
                 "a function named with _backward, taking the upstream gradient first, lets the derivative be tested"
             )
-        what = f"the derivative of {self.kernel.name}"
-        upstream = np.array(self.upstream) if self.upstream.ndim else float(self.upstream)
-        given = called(what, self.subject.backward, upstream, *self.arguments(self.inputs))
-        if self.is_block:
-            given = _of_block(given)
+        return called(f"the derivative of {self.kernel.name}", self.subject.backward, *arguments)
+
+    def gradients(self, given: Any) -> dict[str, Array]:
+        """Copies of what the derivative handed out, by the input's name; wrong shapes are findings."""
+        given = _of_block(given) if self.is_block else given
         parts = given if isinstance(given, (tuple, list)) else (given,)
         if len(parts) < len(self.arrays):
             raise Finding(
-                f"{what} returned {len(parts)} gradients, one is expected for each of {', '.join(self.arrays)}"
+                f"the derivative of {self.kernel.name} returned {len(parts)} gradients,"
+                f" one is expected for each of {', '.join(self.arrays)}"
             )
         found = {name: self._read(part) for name, part in zip(self.arrays, parts, strict=False)}
         for name, value in found.items():
@@ -278,7 +269,9 @@ class OperationCase:
 
     @cached_property
     def _truth(self) -> Exact:
-        return Exact.of(self.true(self.inputs, DIGITS))
+        return Exact.of(
+            certified.values(lambda *how: {"output": self.true(self.inputs, *how)}, digits=DIGITS)["output"]
+        )
 
     def outputs(self, operations: Operations) -> dict[str, Array]:
         """What the reference's composition gives under some operations."""
@@ -293,16 +286,25 @@ class OperationCase:
 
     def judge_gradient(self, name: str, gradient: Array) -> Comparison:
         """One gradient, projected on a random direction, against the true slope."""
-        direction = np.random.default_rng((self.case.seed, 8)).choice([-1.0, 1.0], gradient.shape)
-        inputs = [self.inputs[key] for key in self.arrays]
-
-        def function(*values: Any, digits: int) -> Any:
-            return self.true({**self.inputs, **dict(zip(self.arrays, values, strict=True))}, digits)
-
-        along = [direction if key == name else None for key in self.arrays]
-        slope = oracle.operation_derivative(function, inputs, self.upstream, along, digits=DIGITS)
+        direction = self._direction(name)
         unit = units.along({name: self._moved[name]}, {name: direction})
-        return Exact.of(slope).judge(projected({name: gradient}, {name: direction}), unit)
+        return self._slope(name).judge(projected({name: gradient}, {name: direction}), unit)
+
+    def _direction(self, name: str) -> Array:
+        signs: Array = np.random.default_rng((self.case.seed, 8)).choice([-1.0, 1.0], self.inputs[name].shape)
+        return signs
+
+    def _slope(self, name: str) -> Exact:
+        """The true slope of the projected output along the direction of one input, kept for who asks again."""
+        if name not in self._slopes:
+
+            def function(value: Any, digits: int) -> Any:  # the others stay floats, which are made exact at once
+                true = self.true({**self.inputs, name: value}, digits, oracle.fastest())
+                return multiprecision(digits).exact(true)
+
+            at = [self.inputs[name]], self.upstream, [self._direction(name)]
+            self._slopes[name] = Exact.of(oracle.operation_derivative(function, *at, digits=DIGITS))
+        return self._slopes[name]
 
     @cached_property
     def _moved(self) -> dict[str, Array]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +17,11 @@ from decoderspec.properties.subject import Subject, fresh
 from decoderspec.spec.arrays import ArrayError, to_numpy
 from decoderspec.spec.config import Config
 
-USUAL = Case(Config(7, 8, 2, 5, 2, 6, 100.0, 1e-3), batch=2, tokens=4, seed=1)  # all sizes differ
+USUAL = Case(Config(7, 8, 2, 5, 2, 6, 100.0, 1e-3), batch=3, tokens=4, seed=1)  # with a middle row and middle columns
 MOST = 2**22  # values of an answer: the right ones are a few thousand
 ROOM = 2**30  # bytes that a build beyond all memory may take before the system refuses them
+METHODS = ("logits", "stages", "loss", "gradients", "role_gradients")  # those that take tokens
+WITH_TARGETS = METHODS[2:]
 HARMLESS = "harmless"  # the word for an answer that is right for the nearest valid input
 
 
@@ -28,6 +31,7 @@ class Setting:
 
     subject: Subject
     doing: str = "build"  # the last call into the implementation, for the words of the report
+    usual: dict[str, Array] = field(default_factory=dict)  # what the shared model answers to valid input, by method
 
     @cached_property
     def case(self) -> Case:
@@ -65,23 +69,45 @@ class Setting:
         """Fresh valid tensors in the declared layout."""
         return self.subject.theirs(self.case.config, self.subject.parameters(self.case))
 
-    def call(self, capability: str, *arguments: Any) -> Array:
-        """The numbers that the shared model answers with. Raises what the implementation raises."""
+    @property
+    def model(self) -> Any:
+        """The shared model. Raises what the implementation raises."""
         self.doing = "build"
-        model = self.subject.model(self.case).model
-        self.doing = capability
-        return numbers(getattr(model, capability)(*arguments))
+        return self.subject.model(self.case).model
 
-    def valid(self) -> Array:
-        """The logits of the shared model on valid tokens."""
-        return self.call("logits", self.tokens)
+    def call(self, method: str, tokens: Any, targets: Any) -> Array:
+        """The numbers that a method of the shared model answers with; the targets go to those that take them.
+
+        Raises what the implementation raises.
+        """
+        model = self.model
+        self.doing = method
+        answer = getattr(model, method)(tokens, *([targets] if method in WITH_TARGETS else []))
+        return numbers(dict(enumerate(answer)) if isinstance(answer, tuple) else answer)  # the gradients by role
+
+    def valid(self, method: str = "logits") -> Array:
+        """What the shared model answers to valid tokens and targets."""
+        return self.call(method, self.tokens, self.targets)
 
     def built(self, config: Config, theirs: Mapping[str, Any], tokens: Array) -> Array:
         """The logits of a model of its own. Raises what the implementation raises; `Absent` of a checkpoint."""
         if self.subject.checkpoint is not None:
             raise Absent(BUILD)
         self.doing = "build"
-        model = self.subject.implementation.build(config, dict(theirs))
+        return self._answered(self.subject.implementation.build(config, dict(theirs)), tokens)
+
+    def initialized(self, config: Config, seed: Any, tokens: Array) -> Array:
+        """The logits of a model that draws its own parameters. Raises what the implementation raises."""
+        self.doing = "initialize"
+        return self._answered(self.subject.implementation.initialize(config, seed), tokens)
+
+    def agree(self, got: Array, expected: Array) -> bool:
+        """Whether half of the bits that the declared precision has agree: another route to the same numbers."""
+        allowed = math.sqrt(self.subject.recipe.results.unit)
+        largest = np.abs(expected).max(initial=0)
+        return got.shape == expected.shape and np.allclose(got, expected, allowed, allowed * largest)
+
+    def _answered(self, model: Any, tokens: Array) -> Array:
         try:
             self.doing = "logits"
             return numbers(model.logits(fresh(tokens)))
@@ -103,7 +129,7 @@ class Probe:
     sentence: str  # what is bad, or what is valid
     perform: Perform  # returns the answer; raises what the implementation raises, or `NotJudged`
     expected: tuple[str, ...] = ()  # categories that a refusal may have; none: it must be taken
-    needs: str = "logits"  # the method of the model that it calls
+    needs: str = "logits"  # the method that it calls
     alike: Alike = ()
     after: str = ""  # the probe that is refused first, where this one asks what a refusal leaves behind
 

@@ -250,6 +250,8 @@ class Run:
 
     def same_bits(self, what: str, got: Array, expected: Array, why: str) -> None:
         """Raise a finding unless two arrays are equal to the last bit."""
+        if got.shape != expected.shape:
+            raise Finding(f"{why}: {what} had shape {expected.shape} and has {got.shape}", what)
         differ = (got != expected) & ~(np.isnan(got) & np.isnan(expected))  # what is finite is judged
         if differ.any():
             index = tuple(int(i) for i in np.argwhere(differ)[0])

@@ -24,7 +24,7 @@ PREFERRED = {  # ordered: shrinking goes to the left
     "max_positions": (4, 6, 9, 13, 2, 1),
     "batch": (1, 2, 3),
     "tokens": tuple(range(1, 14)),
-    "rope_base": (10.0, 100.0, 3.0, 10000.0, 500000.0, 1.25),
+    "rope_base": (10.0, 100.0, 3.3, 10000.0, 500000.0, 1.25),
     "rms_epsilon": (1e-3, 1e-5, 1e-2, 1e-6, 0.1, 1e-1),
 }
 LARGEST = 10**7  # parameters of a case that is drawn: truth is computed for every one

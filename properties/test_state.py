@@ -4,7 +4,7 @@ import numpy as np
 
 from decoderspec.properties.cases import Case, affordable, other_ids, sloping
 from decoderspec.properties.findings import Finding
-from decoderspec.properties.history import WITH_TARGETS, batches, beside, reshaped, unsettle
+from decoderspec.properties.history import CALLS, WITH_TARGETS, batches, beside, reshaped, settle, unsettle
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import called, fresh
@@ -20,22 +20,22 @@ def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
         model.logits(between)
         run.same_bits("logits", model.logits(tokens), first, "the same tokens gave other logits the second time")
     if affordable(case):
-        for capability in ("loss", "gradients"):
-            if model.has(capability):
-                getattr(model, capability)(*run.truth(case).batch)
+        settle(run, case, model, *WITH_TARGETS)
         again = model.logits(tokens)
         run.same_bits("logits", again, first, "the same tokens gave other logits after loss and gradients")
-
-
-RETURNING = ("logits", "stages", "gradients", "role_gradients")  # arrays
+    buffer = fresh(other_ids(case, tokens))
+    called("logits", model.model.logits, buffer)
+    buffer[...] = tokens
+    refilled = model.read("logits", called("logits", model.model.logits, buffer))["logits"]
+    run.same_bits("logits", refilled, first, "the same tokens gave other logits in an array that had held others")
 
 
 @checks("DET-2")
 def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
-    """What was returned is not overwritten by a later call: logits, stages and gradients, of the roles too."""
+    """What was returned is not overwritten by a later call of any kind: logits, stages, loss and gradients."""
     tokens, targets = run.truth(case).batch
     model, why = run.model(case), "a result that was returned earlier was overwritten"
-    calls = {name: (tokens, targets) if name in WITH_TARGETS else (tokens,) for name in RETURNING}
+    calls = {name: (tokens, targets) if name in WITH_TARGETS else (tokens,) for name in CALLS}
     kept, before = {}, {}
     for name, given in calls.items():
         if model.has(name):
@@ -48,11 +48,23 @@ def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
             run.same_bits(part, array, before[name][part], why)
 
 
+@checks("DET-2", search=False, most=2)
+def test_what_is_written_into_a_result_reaches_no_later_one(run: Run, case: Case) -> None:
+    """A result is the caller's: writing into it does not change what the same call returns."""
+    tokens, model = run.truth(case).batch[0], run.model(case)
+    first, handed = model.logits(tokens), model.raw("logits", tokens)
+    if not isinstance(handed, np.ndarray) or not handed.flags.writeable:
+        run.pass_over()
+        return
+    handed[...] = 0
+    run.same_bits("logits", model.logits(tokens), first, "what was written into a result came back in the next")
+
+
 @checks("DET-3")
 def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
     """The caller's arrays of token and target ids are not written to."""
     model, (tokens, targets) = run.model(case), run.truth(case).batch
-    for capability in ("logits", "stages", *WITH_TARGETS):
+    for capability in CALLS:
         if not model.has(capability):
             continue
         handed = [fresh(tokens), fresh(targets)] if capability in WITH_TARGETS else [fresh(tokens)]
@@ -120,7 +132,7 @@ def test_calls_leave_the_parameters_alone(run: Run, case: Case) -> None:
     """No call but `assign` writes to the parameters."""
     model = run.model(case)
     before = model.parameters()
-    unsettle(run, case, model, "logits", "stages", *WITH_TARGETS)
+    unsettle(run, case, model, *CALLS)
     after = model.parameters()
     if list(after) != list(before):
         raise Finding("the names of the parameters changed after a call", "parameters")
