@@ -105,22 +105,8 @@ def worst_allowed(count: int, runs: int = RUNS) -> float:
 
 
 def student_tail(t: float, freedom: int) -> float:
-    """`P(|T| > t)` for an even number of degrees of freedom, in a form that keeps its digits far out.
-
-    With `c = freedom / (freedom + t^2)`: the density's tail integral, summed as a series in `c`
-    (Abramowitz and Stegun 1964, 26.7.3 and 26.5.4, with b = 1/2).
-    """
-    if t == 0:
-        return 1.0
-    a = freedom / 2
-    c = freedom / (freedom + t * t)
-    term, total, n = 1.0 / a, 0.0, 0
-    while term > 1e-17 * (total or 1.0) and n < 4000:
-        total += term
-        n += 1
-        term *= c * (n - 0.5) / n * (a + n - 1) / (a + n)
-    beta = math.gamma(a) * math.gamma(0.5) / math.gamma(a + 0.5)
-    return float(c**a * total / beta)
+    """`P(|T| > t)`: `T^2` is distributed as F with one degree of freedom over as many."""
+    return f_tail(t * t, 1, freedom)
 
 
 @lru_cache(maxsize=4096)
