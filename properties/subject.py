@@ -198,6 +198,8 @@ class SubjectModel:
     def read(self, what: str, value: Any) -> dict[str, Array]:
         """A raw result as it is now: a copy of each of its arrays."""
         with reading(what):
+            if what == "role_gradients":
+                value = dict(zip(("lookup", "head"), value, strict=True))
             entries = {str(name): each for name, each in value.items()} if isinstance(value, Mapping) else {what: value}
         return {name: self._read(what, entry) for name, entry in entries.items()}
 

@@ -53,10 +53,8 @@ def test_what_is_written_into_a_result_reaches_no_later_one(run: Run, case: Case
     """A result is the caller's: writing into it does not change what the same call returns."""
     tokens, model = run.truth(case).batch[0], run.model(case)
     first, handed = model.logits(tokens), model.raw("logits", tokens)
-    if not isinstance(handed, np.ndarray) or not handed.flags.writeable:
-        run.pass_over()
-        return
-    handed[...] = 0
+    if isinstance(handed, np.ndarray) and handed.flags.writeable:
+        handed[...] = 0
     run.same_bits("logits", model.logits(tokens), first, "what was written into a result came back in the next")
 
 

@@ -493,3 +493,10 @@ def test_declarations_that_cannot_be_read_are_refused(declarations):
 def test_what_is_emulated_is_a_word_or_a_list(named):
     assert set(read_subject(declared(emulates=named)).emulates) <= set(EMULATIONS)
     assert "batch" in read_subject(declared(emulates=named)).emulates
+
+
+def test_a_pair_of_gradients_is_read_one_by_one():
+    pair = (np.ones((5, 4)), [[0.0] * 4] * 5)  # of types that no one array holds
+    model = model_of(role_gradients=lambda tokens, targets: pair)
+    found = model.read("role_gradients", model.raw("role_gradients", TOKENS, TARGETS))
+    assert {name: value.sum() for name, value in found.items()} == {"lookup": 20.0, "head": 0.0}
