@@ -112,11 +112,15 @@ def run(arguments: Sequence[str]) -> int:
     commands = [_next(report, group, settings.implementation, here) for group in found]
     report.extras["grades"] = grades(report.rows()) | report.extras.get("processes", {})
     report.extras["findings"] = [finding_json(report, *each) for each in zip(found, commands, strict=True)]
-    outputs.write(report.to_json(), files)
     print(render(report, found, commands), end="")
     print(_unreached(report, options.time_limit), end="")
     for problem in report.extras["lost"]:
         print(f"decoderspec: {printable(problem)}", file=sys.stderr)
+    try:
+        outputs.write(report.to_json(), files)
+    except OSError as reason:  # a full disk, say: what was found has been said
+        print(f"decoderspec: {printable(str(reason))}", file=sys.stderr)
+        return 2
     return report.status
 
 

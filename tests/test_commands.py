@@ -454,3 +454,11 @@ def test_contracts_are_named_where_one_is_not_known(capsys):
 
 def test_parts_of_the_doctor_are_distinct():
     assert len({part.name for part in doctor.PARTS}) == len(doctor.PARTS)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_report_that_cannot_be_written_is_said_after_what_was_found(capsys):
+    assert main(["check", f"{KERNEL_FILE}:rms_norm", "--as", "rms_norm", *QUICK, "--json", "/dev/full"]) == NOTHING_SAID
+    printed = capsys.readouterr()
+    assert "conforms" in printed.out
+    assert "No space left" in printed.err
