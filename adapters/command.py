@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec.adapters import messages
-from decoderspec.adapters.encodings import Array, carried
+from decoderspec.adapters.encodings import Array, NotCarried, carried
 from decoderspec.adapters.messages import CONFIG
 from decoderspec.adapters.process import NOTHING, Child, ChildHung, Expected, Refused
 from decoderspec.spec.config import Config
@@ -120,6 +120,8 @@ class CommandImplementation:
         )
 
     def _initialize(self, config: Config, seed: int) -> Any:
+        if type(seed) is not int or seed < 0:
+            raise NotCarried(f"seed: the line protocol carries integers from 0 on, got {seed!r}")
         return self._opened(_Model(self, config, {"initialize": {}}, {"seed": str(seed)}))
 
     def _classify(self, error: BaseException) -> str | None:

@@ -7,6 +7,7 @@
 // each backward right below its forward, and then the protocol. Arrays travel as raw bytes; `./decoder hex` and
 // `./decoder base64` choose another encoding. Rows are [B, T, d], heads [B, h, T, w], matrices [in, out].
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
@@ -754,6 +755,14 @@ static double real_field(const char *name) {
     return value;
 }
 
+static uint64_t seed_field(void) {
+    char *text = word("seed"), *end;
+    errno = 0;
+    uint64_t value = strtoull(text, &end, 10);
+    if (!*text || *text == '-' || *end || errno) refuse("configuration", "seed must be 0 .. 2^64 - 1, got %.40s", text);
+    return value;
+}
+
 static Config read_config(void) {
     Config c = {integer_field("vocabulary_size", 1), integer_field("model_width", 1), integer_field("heads", 1),
                 integer_field("feed_forward_width", 1), integer_field("layers", 0), integer_field("max_positions", 1),
@@ -857,8 +866,9 @@ static void call_build(void) {
 
 static void call_initialize(void) {
     Config c = read_config();
+    uint64_t seed = seed_field();
     Parameters p = zeros(&c);
-    initialize(&p, &c, strtoull(word("seed"), NULL, 10));
+    initialize(&p, &c, seed);
     keep(c, p);
 }
 

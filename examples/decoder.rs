@@ -507,7 +507,10 @@ fn answer(message: &Message, models: &mut HashMap<String, Model>) -> Result<Stri
         }
         "initialize" => {
             let config = read_config(message)?;
-            let parameters = initial(&config, message.word("seed").parse().unwrap_or(0));
+            let Ok(seed) = message.word("seed").parse() else {
+                return refuse("configuration", format!("seed must be 0 .. 2^64 - 1, got {}", message.word("seed")));
+            };
+            let parameters = initial(&config, seed);
             models.insert(number, Model { config, parameters });
             return Ok(String::new());
         }

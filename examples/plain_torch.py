@@ -186,8 +186,18 @@ class Model(TorchModel):
             raise BadInput("context", f"{ids.shape[1]} tokens exceed {self.config.max_positions} positions")
         if targets is not None:
             targets = integers("targets", "target_shape", targets)
-            if targets.size != ids.size:
-                raise BadInput("target_shape", f"{ids.size} tokens need as many targets, got {targets.size}")
+            if targets.shape not in (ids.shape, (ids.size,)):
+                raise BadInput("target_shape", f"targets must be {ids.shape} or flat, got shape {targets.shape}")
             check_ids("targets", "target_vocabulary", targets, self.config.vocabulary_size)
         check_ids("tokens", "vocabulary", ids, self.config.vocabulary_size)
         return ids.astype(np.int64), targets
+
+    def assign(self, name, value):
+        if name not in self.parameters():
+            raise BadInput("parameters", f"there is no parameter {name}")
+        if not torch.isfinite(torch.as_tensor(value)).all():
+            raise BadInput("parameters", f"{name} holds values that are not finite")
+        try:
+            super().assign(name, value)
+        except ValueError as reason:
+            raise BadInput("parameters", str(reason)) from reason

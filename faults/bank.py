@@ -9,6 +9,7 @@ from typing import Any
 from decoderspec.faults import (
     attention,
     attention_pullbacks,
+    configurations,
     embedding,
     feed_forward,
     gradients,
@@ -30,6 +31,7 @@ from decoderspec.faults import (
     softmax,
     stale,
     state,
+    targets,
 )
 from decoderspec.faults.fault import Fault, FaultyReference
 from decoderspec.spec.shown import shown
@@ -55,7 +57,9 @@ BANK: tuple[Fault, ...] = (
     *stale.FAULTS,
     *parameters.FAULTS,
     *initialization.FAULTS,
+    *configurations.FAULTS,
     *inputs.FAULTS,
+    *targets.FAULTS,
     *refusals.FAULTS,
     *loading.FAULTS,
 )

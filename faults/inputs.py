@@ -11,6 +11,7 @@ import numpy as np
 
 from decoderspec.faults.fault import Fault, FaultyModel
 from decoderspec.reference.operations import Array
+from decoderspec.reference.tape import Gradient
 from decoderspec.spec import validation
 from decoderspec.spec.config import Config
 from decoderspec.spec.errors import SpecError, error
@@ -19,30 +20,13 @@ from decoderspec.spec.parameters import FINAL_GAIN, parameter_shapes
 accepting = partial(Fault, family="inputs", level="contract")
 
 
-config_fault = partial(accepting, stage="configuration", breaks=("CFG-1",))
-
-
 token_fault = partial(accepting, stage="tokens")
 
 
-target_fault = partial(accepting, stage="targets", breaks=("INP-5",))
+TAKEN_UNCHECKED = ("INP-1", "INP-2", "INP-3", "INP-4")
 
 
 Tokens = Callable[[Config, Any], Array]
-
-
-def lenient(*codes: str, otherwise: Callable[[Config], Config] = lambda config: config) -> Callable[[Config], Config]:
-    """A check of the configuration that lets some errors pass; `otherwise` makes it usable."""
-
-    def check(config: Config) -> Config:
-        try:
-            return validation.validate_config(config)
-        except SpecError as refusal:
-            if not refusal.code.endswith(codes):
-                raise
-            return otherwise(config)
-
-    return check
 
 
 def mended(mend: Callable[[Config, Array], Any]) -> Tokens:
@@ -57,16 +41,15 @@ def _only_maximum(config: Config, tokens: Any) -> Array:
     return ids.astype(np.int64)
 
 
-def _first_row_only(config: Config, tokens: Any) -> Array:
-    ids = validation.validate_token_shape(config, tokens)
-    validation.validate_token_ids(config, ids[:1])
-    return np.asarray(np.clip(ids, 0, config.vocabulary_size - 1), np.int64)
+def _checked_where(places: Callable[[Array], Array]) -> Tokens:
+    """Only some of the ids are checked, and the rest are clamped."""
 
+    def check(config: Config, tokens: Any) -> Array:
+        ids = validation.validate_token_shape(config, tokens)
+        validation.validate_token_ids(config, places(ids))
+        return np.asarray(np.clip(ids, 0, config.vocabulary_size - 1), np.int64)
 
-def _first_id_only(config: Config, tokens: Any) -> Array:
-    ids = validation.validate_token_shape(config, tokens)
-    validation.validate_token_ids(config, ids[:1, :1])
-    return np.asarray(np.clip(ids, 0, config.vocabulary_size - 1), np.int64)
+    return check
 
 
 def _refused(
@@ -93,44 +76,6 @@ def _padded(tokens: Any) -> Array:
         width = max(len(row) for row in tokens)
         return np.array([[*row, *[0] * (width - len(row))] for row in tokens])
     return np.asarray(tokens)
-
-
-def _config_of_integers(config: Config) -> Config:
-    changed = {name: int(getattr(config, name)) for name in validation.INTEGER_FIELDS}
-    return validation.validate_config(replace(config, **changed))
-
-
-def _unless_layers(config: Config) -> Config:
-    return validation.validate_config(config) if config.layers else config
-
-
-def _floor_heads(config: Config) -> Config:
-    return replace(config, heads=next(h for h in range(config.heads, 0, -1) if config.model_width % (2 * h) == 0))
-
-
-def _small(config: Config) -> Config:
-    cut = {name: min(getattr(config, name), 64) for name in ("vocabulary_size", "feed_forward_width", "layers")}
-    return replace(config, **cut)
-
-
-def _refusing_config(when: Callable[[Config], bool], code: str, **values: Any) -> Callable[[Config], Config]:
-    def check(config: Config) -> Config:
-        config = validation.validate_config(config)
-        if when(config):
-            raise error(code, **values)
-        return config
-
-    return check
-
-
-def targets_mended(mend: Callable[[Config, Array, Array], Array]) -> Callable[[Config, Array, Any], Array]:
-    """Targets mended before they are checked."""
-    return lambda config, ids, targets: validation.validate_targets(config, ids, mend(config, ids, np.asarray(targets)))
-
-
-def _fitted(ids: Array, targets: Array) -> Array:
-    """Targets cut to the tokens, or repeated to their number."""
-    return np.resize(targets, ids.shape)
 
 
 Given = Mapping[str, Any]
@@ -183,65 +128,68 @@ class LossUnchecked(FaultyModel):
         return super().checked(ids, targets)
 
 
+def _as_they_come(config: Config, tokens: Any) -> Array:
+    """Any tokens in a batch: cast, clamped and at least of rank two."""
+    return np.clip(np.atleast_2d(np.asarray(tokens).astype(np.int64)), 0, config.vocabulary_size - 1)
+
+
+def _loose(model: FaultyModel) -> FaultyModel:
+    """The same model without a check of its tokens."""
+    return FaultyModel(replace(model.fault, tokens=_as_they_come), model.config, model.weights)
+
+
+class GradientsUnchecked(FaultyModel):
+    """Logits and loss look at what they are given, and the pullback starts from the ids as they are."""
+
+    def gradient(self, tokens: Any, targets: Any) -> Gradient:
+        """Without a check of the tokens."""
+        return FaultyModel.gradient(_loose(self), tokens, targets)
+
+
+class RoleGradientsUnchecked(FaultyModel):
+    """The gradients by role come from a function of their own."""
+
+    def role_gradients(self, tokens: Any, targets: Any) -> tuple[Array, Array]:
+        """Without a check of the tokens."""
+        return _loose(self).role_gradients(tokens, targets)
+
+
+class StagesUnchecked(FaultyModel):
+    """The stages are for debugging, and nobody gives bad ids to them."""
+
+    def stages(self, tokens: Any) -> dict[str, Array]:
+        """Without a check of the tokens."""
+        return _loose(self).stages(tokens)
+
+
+class PartialSums(FaultyModel):
+    """Gradients add into a buffer that is cleared after a call, and not after a refusal."""
+
+    left = 0.0
+
+    def gradient(self, tokens: Any, targets: Any) -> Gradient:
+        """Right, but for what a refusal has left."""
+        self.left += 1.0
+        found, times = super().gradient(tokens, targets), self.left
+        self.left = 0.0
+        return replace(found, leaves={name: value * times for name, value in found.leaves.items()})
+
+
+class LossSpoiledByRefusal(FaultyModel):
+    """The number of positions to divide by is that of the last call, also of one that was refused."""
+
+    count = 0
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        """Right, but for the call after a refusal."""
+        size, count = np.size(tokens), self.count
+        self.count = size
+        found = super().loss(tokens, targets)
+        self.count = 0
+        return found * size / count if count else found
+
+
 FAULTS = (
-    config_fault(
-        name="odd-head-width-taken", config=lenient("OddHeadWidth"),
-        sentence="an odd head width passes construction: the last feature stays unrotated, or the first forward fails",
-        source="huggingface/transformers #48101",
-        breaks=("CFG-1",),
-    ),
-    config_fault(
-        name="indivisible-width-taken", config=lenient("ModelWidthNotDivisible", otherwise=_floor_heads),
-        sentence="a width that heads do not divide is accepted and divided with a remainder",
-        source="ludwig-ai/ludwig PR 3066 (nearest)",
-    ),
-    config_fault(
-        name="configuration-unchecked-without-layers", config=_unless_layers,
-        sentence="heads and head width are checked where blocks are built, so never without blocks",
-    ),
-    config_fault(
-        name="rope-base-unchecked", config=lenient("InvalidRopeBase"),
-        sentence="a base that is zero, negative or not finite is taken",
-    ),
-    config_fault(
-        name="negative-epsilon-taken",
-        config=lenient("InvalidRmsEpsilon", otherwise=lambda config: replace(config, rms_epsilon=0.0)),
-        sentence="a negative epsilon, or none at all, is taken for zero",
-    ),
-    config_fault(
-        name="fractional-sizes-taken", config=_config_of_integers,
-        sentence="sizes are cut to integers: 2.5 heads are 2",
-    ),
-    config_fault(
-        name="zero-context-taken",
-        config=lenient("ZeroPositionCapacity", otherwise=lambda c: replace(c, max_positions=64)),
-        sentence="a context of zero stands for a default",
-    ),
-    config_fault(
-        name="negative-layers-taken",
-        config=lenient("Negative", otherwise=lambda c: replace(c, layers=max(0, c.layers))),
-        sentence="a negative number of layers counts as none",
-    ),
-    accepting(
-        name="sizes-cut-to-what-fits", stage="configuration", breaks=("CFG-2",),
-        config=lenient("Embedding", "AllocationFailed", otherwise=_small), parameters=parameters_mended(filled),
-        sentence="sizes are cut to what fits, and parameters are made where they are missing",
-    ),
-    accepting(
-        name="no-layers-refused", stage="configuration", breaks=("VAL-1",),
-        config=_refusing_config(lambda c: c.layers == 0, "DecoderModelError.ZeroPositionCapacity"),
-        sentence="a decoder without blocks is refused",
-    ),
-    accepting(
-        name="zero-epsilon-refused", stage="configuration", breaks=("VAL-1",),
-        config=_refusing_config(lambda c: c.rms_epsilon == 0, "DecoderModelError.InvalidRmsEpsilon", value=0.0),
-        sentence="an epsilon of zero is refused",
-    ),
-    accepting(
-        name="base-below-one-refused", stage="configuration", breaks=("VAL-1",),
-        config=_refusing_config(lambda c: c.rope_base < 1, "DecoderModelError.InvalidRopeBase", value=0.5),
-        sentence="a base below one is refused, as if frequencies had to fall",
-    ),
     token_fault(
         name="negative-ids-wrap-around", tokens=_only_maximum, breaks=("INP-1",),
         sentence="only the upper bound is checked, and negative ids count from the end of the table",
@@ -267,12 +215,36 @@ FAULTS = (
         sentence="ids are cut to 32 bits before they are checked",
     ),
     token_fault(
-        name="ids-of-the-first-row-checked", tokens=_first_row_only, breaks=("INP-1",),
+        name="ids-of-the-first-row-checked", tokens=_checked_where(lambda ids: ids[:1]), breaks=("INP-1",),
         sentence="only the first row's ids are checked",
     ),
     token_fault(
-        name="first-id-checked", tokens=_first_id_only, breaks=("INP-1",),
+        name="first-id-checked", tokens=_checked_where(lambda ids: ids[:1, :1]), breaks=("INP-1",),
         sentence="only the first id is checked",
+    ),
+    token_fault(
+        name="ids-at-the-ends-checked", breaks=("INP-1",), tokens=_checked_where(lambda ids: ids[:, [0, -1]]),
+        sentence="only the first and the last id of each row are checked",
+    ),
+    token_fault(
+        name="ids-of-the-outer-rows-checked", breaks=("INP-1",), tokens=_checked_where(lambda ids: ids[[0, -1]]),
+        sentence="only the first and the last row's ids are checked",
+    ),
+    token_fault(
+        name="every-other-id-checked", breaks=("INP-1",), tokens=_checked_where(lambda ids: ids.reshape(1, -1)[:, ::2]),
+        sentence="ids are checked at a stride, as by threads that take two each and look at one",
+    ),
+    token_fault(
+        name="tokens-unchecked-for-gradients", model=GradientsUnchecked, breaks=TAKEN_UNCHECKED,
+        sentence="tokens are checked on the way to the logits and the loss, not on the way to the gradients",
+    ),
+    token_fault(
+        name="tokens-unchecked-for-gradients-by-role", model=RoleGradientsUnchecked, breaks=TAKEN_UNCHECKED,
+        sentence="tokens are checked everywhere but on the way to the table's gradients by role",
+    ),
+    token_fault(
+        name="tokens-unchecked-for-stages", model=StagesUnchecked, breaks=TAKEN_UNCHECKED,
+        sentence="tokens are checked everywhere but on the way to the stages",
     ),
     token_fault(
         name="ids-unchecked-for-loss", model=LossUnchecked, breaks=("INP-1",),
@@ -346,32 +318,13 @@ FAULTS = (
         tokens=mended(lambda c, z: z[:, -c.max_positions :] if z.ndim == 2 and z.shape[1] else z),
         sentence="longer sequences are cut to the last positions in silence",
     ),
-    target_fault(
-        name="targets-unchecked", sentence="targets are not checked at all: negative ones wrap around",
-        targets=lambda config, ids, y: _fitted(ids, np.asarray(y).astype(np.int64) % config.vocabulary_size),
+    accepting(
+        name="gradients-left-by-a-refusal", stage="state", breaks=("INP-7",), model=PartialSums,
+        sentence="a refused call for gradients leaves its sums in the buffer, and the next call adds to them",
     ),
-    target_fault(
-        name="targets-clamped", targets=targets_mended(lambda c, z, y: np.clip(y, 0, c.vocabulary_size - 1)),
-        sentence="target ids are clamped into the vocabulary",
-    ),
-    target_fault(
-        name="targets-cut-to-fit", targets=targets_mended(lambda c, z, y: _fitted(z, y)),
-        sentence="the number of targets is not compared with that of the tokens",
-    ),
-    target_fault(
-        name="negative-target-taken", targets=targets_mended(lambda c, z, y: np.where(y < 0, 0, y)),
-        sentence="a negative target, meant to be ignored, is taken for 0",
-        source="karpathy/nanoGPT #323",
-    ),
-    target_fault(
-        name="fractional-targets-taken",
-        targets=targets_mended(lambda c, z, y: y.astype(np.int64) if y.dtype.kind == "f" else y),
-        sentence="targets that are fractions are cut to integers",
-    ),
-    target_fault(
-        name="boolean-targets-taken",
-        targets=targets_mended(lambda c, z, y: y.astype(np.int64) if y.dtype.kind == "b" else y),
-        sentence="booleans are taken for targets 0 and 1",
+    accepting(
+        name="loss-after-a-refusal", stage="state", breaks=("INP-7",), model=LossSpoiledByRefusal,
+        sentence="a refused call for the loss leaves its number of positions behind, by which the next one is divided",
     ),
     accepting(
         name="spoiled-by-a-refusal", stage="state", breaks=("INP-7",), model=SpoiledByRefusal,

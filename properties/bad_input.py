@@ -25,7 +25,8 @@ REFUSED_FIRST = (
     "CFG-1/zero-heads", "INP-1/-1/last", "INP-1/V/last", "INP-2/rank-1", "INP-2/empty-tokens", "INP-3/fractions",
     "INP-4/T=max_positions+1", "INP-5/-100/loss", "INP-5/V/gradients", "INP-6/transposed-ffn.gate.weight",
     "INP-1/V/first/stages", "INP-1/V/middle/loss", "INP-1/V/middle/gradients", "INP-1/V/first/role_gradients",
-    "INP-2/rank-1/gradients", "INP-3/integral-floats/gradients", "INP-4/T=max_positions+1/gradients",
+    "INP-2/rank-1/gradients", "INP-3/integral-floats/gradients", "INP-4/T=max_positions+1/loss",
+    "INP-4/T=max_positions+1/gradients",
     "INP-5/turned/gradients", "INP-5/V/middle/role_gradients", "INP-6/assign/nan-final_norm.gain",
     "INP-6/assign/first-alone-ffn.down.weight",
 )  # fmt: skip

@@ -8,7 +8,12 @@ import pytest
 
 from decoderspec.properties import grading
 from decoderspec.properties.bad_input import PROBES, REQUIREMENTS
+from decoderspec.properties.bad_parameters import PLACES
+from decoderspec.properties.bad_tokens import PLACES as PLACES_OF_IDS
 from decoderspec.properties.child import ChildError, Outcome, ask
+from decoderspec.properties.probe import METHODS, WITH_TARGETS, Setting
+from decoderspec.properties.subject import read_subject
+from decoderspec.reference import Reference
 from decoderspec.spec.errors import CATEGORIES
 
 REFERENCE = "decoderspec.reference:Reference"
@@ -45,7 +50,7 @@ class Limited(Reference):
     limits = {"head_width": [64], "model_width": {"multiple_of": 128}, "layers": {"min": 1}, "tokens": [3], "batch": 1}
 
 class Lazy(Reference):
-    classify = None
+    classify = initialize = None
 
     def build(self, config, parameters):
         return Later(config, parameters)
@@ -126,6 +131,48 @@ def test_probes_name_their_requirement_and_categories_of_the_table() -> None:
         assert set(probe.expected) <= set(CATEGORIES)
 
 
+def test_each_requirement_of_tokens_is_asked_of_each_method_that_takes_them() -> None:
+    asked = {(probe.requirement, probe.needs) for probe in PROBES.values() if probe.expected}
+    assert {(f"INP-{n}", method) for n in (1, 2, 3, 4) for method in METHODS} <= asked
+    assert {("INP-5", method) for method in WITH_TARGETS} <= asked
+
+
+@pytest.mark.parametrize("kind", ["missing", "first-alone", "one-axis-more", "one-column-more", "complex", "strings"])
+def test_each_kind_of_bad_parameter_is_asked_of_every_parameter(kind: str) -> None:
+    assert all(f"INP-6/{kind}-{place}" in PROBES for place in PLACES)
+    assert len({name for name in PROBES if name.startswith(("INP-6/nan-", "INP-6/inf-", "INP-6/-inf-"))}) == len(PLACES)
+
+
+def test_a_bad_id_is_put_into_the_middle_of_a_middle_row() -> None:
+    setting = Setting(read_subject(Reference()))
+    row, column = PLACES_OF_IDS["middle"][1](setting.tokens)
+    batch, length = setting.tokens.shape
+    assert 0 < row < batch - 1
+    assert 0 < column < length - 1
+
+
+def test_a_refusal_that_leaves_gradients_behind_is_told() -> None:
+    outcomes = by_id(ask("decoderspec.faults.bank:gradients-left-by-a-refusal", requirements=["INP-7"]))
+    found = outcomes["INP-7/after/INP-1/V/middle/gradients"]
+    assert found.grade == grading.CHANGED
+    assert "of gradients" in found.detail
+    assert outcomes["INP-7/after/INP-1/V/last"].grade == grading.ACCEPTED
+
+
+def test_what_assign_takes_is_written_back() -> None:
+    outcomes = ask("decoderspec.faults.bank:assignment-broadcasts", requirements=["INP-6"])
+    taken = [o for o in outcomes if "/assign/" in o.probe and not o.ok]
+    assert {o.grade for o in taken} >= {grading.GARBAGE, grading.NAN}
+    assert not any("afterwards" in o.detail for o in outcomes)
+
+
+def test_initialize_is_asked_for_configurations_and_seeds() -> None:
+    outcomes = by_id(ask("decoderspec.faults.bank:seeds-wrap-around", requirements=["CFG-1"]))
+    assert outcomes["CFG-1/seed-fraction/initialize"].grade == grading.TAKEN
+    assert outcomes["CFG-1/zero-heads/initialize"].grade == grading.IN_CATEGORY
+    assert outcomes["CFG-1/valid/initialize"].grade == grading.ACCEPTED
+
+
 def test_the_reference_refuses_everything_in_its_category() -> None:
     outcomes = ask(REFERENCE)
     assert [outcome.probe for outcome in outcomes] == list(PROBES)
@@ -152,8 +199,9 @@ def test_an_error_that_classify_does_not_know_is_a_finding(laid_out: Path) -> No
 
 def test_faults_reach_fused_and_stacked_tensors(laid_out: Path) -> None:
     outcomes = ask(f"{laid_out}:Fused")
-    assert [o for o in outcomes if not o.ok or not o.judged] == []
-    assert {o.grade for o in outcomes if o.expected} == {grading.REFUSED}
+    assert [o for o in outcomes if not o.ok] == []
+    assert all("not assigned alone" in o.detail for o in outcomes if not o.judged)
+    assert {o.grade for o in outcomes if o.expected and o.judged} == {grading.REFUSED}
 
 
 def test_limits_are_kept(laid_out: Path) -> None:
@@ -165,9 +213,11 @@ def test_limits_are_kept(laid_out: Path) -> None:
 
 
 def test_a_refusal_at_the_first_call_counts(laid_out: Path) -> None:
-    outcomes = [o for o in ask(f"{laid_out}:Lazy", requirements=["CFG-1", "CFG-2", "INP-6"]) if o.expected]
+    asked = ask(f"{laid_out}:Lazy", requirements=["CFG-1", "CFG-2", "INP-6"])
+    outcomes = [o for o in asked if o.expected and PROBES[o.probe].needs == "build"]
     assert {o.grade for o in outcomes} == {grading.REFUSED}
     assert all("from logits" in o.detail for o in outcomes)
+    assert not any(o.judged for o in asked if PROBES[o.probe].needs in ("initialize", "assign"))
 
 
 def test_a_model_that_a_refusal_breaks_fails_and_is_replaced(laid_out: Path) -> None:
