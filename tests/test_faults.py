@@ -25,7 +25,7 @@ def setting(index, precision):
     if key not in BY_PRECISION:
         case, rule = CASES[index], recipe(precision)
         parameters, (tokens, targets) = draw_parameters(case, rule), arrays(case)
-        if case.tokens > 100:
+        if not affordable(case):
             compute = units.stage_values(case.config, parameters, tokens, {})
         else:
             compute = units.training_values(case.config, parameters, tokens, targets)
