@@ -178,7 +178,93 @@ class AssignsTwoBlocks(FaultyModel):
             super().assign(name, value)
 
 
+class SameArray(FaultyModel):
+    """The last answer is kept, and given again when the very same array comes back."""
+
+    last: tuple[Any, Array] | None = None
+
+    def logits(self, tokens: Any) -> Array:
+        """The last answer to this array, whatever it holds by now."""
+        if self.last is None or self.last[0] is not tokens:
+            self.last = tokens, super().logits(tokens)
+        return self.last[1].copy()
+
+
+class HandsOutMemo(FaultyModel):
+    """Answers are kept by ids and handed out themselves: whoever writes into one changes the next."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.kept: dict[Any, Array] = {}
+
+    def logits(self, tokens: Any) -> Array:
+        """The array that is kept."""
+        known = key(tokens)
+        if known not in self.kept:
+            self.kept[known] = super().logits(tokens)
+        return self.kept[known]
+
+    def assign(self, name: str, value: Any) -> None:
+        """Answers are of the old parameters."""
+        super().assign(name, value)
+        self.kept.clear()
+
+
+class LossInLogits(FaultyModel):
+    """The loss works in the memory of the logits that were returned last."""
+
+    work: Array | None = None
+
+    def logits(self, tokens: Any) -> Array:
+        """Right, and kept as work space."""
+        self.work = super().logits(tokens)
+        return self.work
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        """Right, but written over the logits."""
+        if self.work is not None:
+            self.work -= np.max(self.work, axis=-1, keepdims=True)
+        return super().loss(tokens, targets)
+
+
+class RefreshedByValue(FaultyModel):
+    """Query, key and value are one matrix, put together again when value is assigned."""
+
+    def __init__(self, fault: Fault, config: Config, weights: Weights) -> None:
+        super().__init__(fault, config, weights)
+        self.handed = {name: value.copy() for name, value in weights.items()}
+
+    def parameters(self) -> dict[str, Array]:
+        """What was assigned."""
+        return dict(self.handed)
+
+    def assign(self, name: str, value: Any) -> None:
+        """In force at once, but for query and key, which wait for value."""
+        self.handed[name][...] = validation.validate_parameter(self.config, name, value)
+        if name.endswith(("query.weight", "key.weight")):
+            return
+        waiting = [name.replace("value", role) for role in ("query", "key")] if name.endswith("value.weight") else []
+        for each in (name, *waiting):
+            self.weights[each][...] = self.handed[each]
+
+
 FAULTS = (
+    stale(
+        name="answer-to-the-same-array", breaks=("DET-1",), model=SameArray,
+        sentence="the last answer is given again when the same array comes back, though it holds other ids by now",
+    ),
+    stale(
+        name="kept-answer-handed-out", breaks=("DET-2",), model=HandsOutMemo,
+        sentence="answers are kept and handed out themselves: what a caller writes into one comes back",
+    ),
+    stale(
+        name="loss-in-the-logits", breaks=("DET-2",), model=LossInLogits,
+        sentence="the loss works in the memory of the logits that were returned last",
+    ),
+    stale(
+        name="fused-copy-refreshed-by-value", breaks=("WGT-4",), model=RefreshedByValue,
+        sentence="query, key and value are fused, and the copy is renewed only when value is assigned",
+    ),
     stale(
         name="rotary-tables-of-the-module", breaks=("DET-4",), model=TablesOfTheModule,
         sentence="rotary tables are kept in the module by their sizes, without the base that they were made for",
