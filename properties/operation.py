@@ -16,6 +16,8 @@ from decoderspec.adapters.command_operation import operation as of_command
 from decoderspec.properties import operation_inputs as drawn
 from decoderspec.properties.cases import Array, Case, draw_parameters
 from decoderspec.properties.findings import Absent, Finding
+from decoderspec.properties.kernels import KERNELS as KERNELS
+from decoderspec.properties.kernels import Kernel
 from decoderspec.properties.loading import LoadError, attribute
 from decoderspec.properties.subject import called, reading
 from decoderspec.properties.truth import DIGITS, Exact, projected
@@ -31,73 +33,6 @@ from decoderspec.spec.precision import Recipe
 
 Inputs = dict[str, Any]
 HALVINGS = 24  # from any size that is drawn to one that float16 can bear
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One testable operation: how its inputs are drawn, what it is, and what is true of it."""
-
-    name: str
-    draw: Mapping[str, Callable[[Case, Recipe, np.random.Generator], Any]]
-    compute: Callable[..., Array]  # (operations, *inputs): the reference's composition, for the noise
-    truth: Callable[..., Any]  # (*inputs, digits=, arithmetic=)
-    causal_inputs: tuple[str, ...] = ()  # along the second last axis
-
-
-def _rotate(ops: Operations, x: Array, base: float, offset: int) -> Array:
-    positions = offset + np.arange(x.shape[-2])
-    return ops.rotate("rotate", x, ops.rotary("rotate/table", positions, x.shape[-1], base))
-
-
-KERNELS = {
-    kernel.name: kernel
-    for kernel in (
-        Kernel(
-            "embed",
-            {"table": drawn.table, "tokens": drawn.tokens},
-            lambda o, e, z: o.embed("embed", e, z),
-            oracle.embed,
-        ),
-        Kernel(
-            "rms_norm",
-            {"x": drawn.stream, "gain": drawn.gain, "epsilon": drawn.epsilon},
-            lambda o, x, g, e: o.rms_norm("rms_norm", x, g, e),
-            oracle.rms_norm,
-        ),
-        Kernel(
-            "linear",
-            {"x": drawn.stream, "weight": drawn.weight},
-            lambda o, x, w: o.linear("linear", x, w),
-            oracle.linear,
-        ),
-        Kernel("rotate", {"x": drawn.heads, "base": drawn.base, "offset": drawn.offset}, _rotate, oracle.rotate),
-        Kernel(
-            "attend",
-            {"query": drawn.scored, "key": drawn.scored, "value": drawn.heads},
-            lambda o, q, k, v: decoder.attend(o, q, k, v),
-            oracle.attend,
-            ("query", "key", "value"),
-        ),
-        Kernel("silu", {"gate": drawn.gate}, lambda o, g: o.silu("silu", g), oracle.silu),
-        Kernel(
-            "swiglu", {"gate": drawn.gate, "up": drawn.wide}, lambda o, g, u: decoder.swiglu(o, g, u), oracle.swiglu
-        ),
-        Kernel("add", {"x": drawn.wide, "branch": drawn.wide}, lambda o, x, y: o.add("add", x, y), oracle.add),
-        Kernel(
-            "project",
-            {"x": drawn.stream, "table": drawn.table},
-            lambda o, x, e: o.project("project", x, e),
-            oracle.project,
-        ),
-        Kernel(
-            "nll",
-            {"logits": drawn.logits, "targets": drawn.targets},
-            lambda o, x, y: o.nll("loss", x, y),
-            oracle.loss_of_logits,
-        ),
-        Kernel("block", {"x": drawn.stream}, lambda o: o, oracle.block, ("x",)),
-    )
-}
 
 
 @dataclass

@@ -105,9 +105,13 @@ def targets(case: Case, recipe: Recipe, rng: np.random.Generator) -> Array:
 
 
 def offset(case: Case, recipe: Recipe, rng: np.random.Generator) -> int:
-    """A first position that leaves room for all within the context; a long one is used to its end."""
+    """A first position in the upper half of the context, such that the row runs across a power of two if it can.
+
+    Tables end and wrap at one; a shift of a whole row changes no attention, a wrap within it does.
+    """
     room = case.config.max_positions - case.tokens
-    return int(rng.integers(room // 2, room + 1)) if room > 0 else 0
+    power = 1 << max(0, room.bit_length() - 1)  # the largest within
+    return max((room + 1) // 2, power - case.tokens // 2) if room > 0 else 0
 
 
 def epsilon(case: Case, recipe: Recipe, rng: np.random.Generator) -> float:
