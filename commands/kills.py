@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,9 +22,9 @@ from decoderspec.faults.fault import Fault, FaultyReference
 from decoderspec.properties.bad_input import REQUIREMENTS as ASKED_IN_A_CHILD
 from decoderspec.properties.cases import Case
 from decoderspec.properties.child import ask
-from decoderspec.properties.findings import Absent, Finding, NotJudged
+from decoderspec.properties.findings import Finding
 from decoderspec.properties.properties import all_properties
-from decoderspec.properties.registry import Property, attempt, examine, search, small
+from decoderspec.properties.registry import Property, asked, attempt, caught, examine, search
 from decoderspec.properties.run import Entry, Run
 from decoderspec.properties.session import run_over
 from decoderspec.properties.strategies import cases
@@ -126,7 +126,7 @@ def _kills(run: Run, fault: Fault) -> Iterator[Kill]:
             yield _killed(run, fault, found, finding, fixed=True)
     for found in others:
         run.entry = Entry()
-        if _searches(found) and (finding := _found(partial(search, run, found))):
+        if _searches(found) and (finding := caught(partial(search, run, found))):
             yield _killed(run, fault, found, finding, fixed=False)
 
 
@@ -134,21 +134,10 @@ def _on_fixed(run: Run, found: Property) -> Finding | None:
     """What a property finds on the cases that every run has."""
     run.entry = Entry()
     if found.over_cases:
-        return _found(partial(examine, run, replace(found, search=False)))
+        return caught(partial(examine, run, replace(found, search=False)))
     if found.requirements[0] in ASKED_IN_A_CHILD:
         run.outcomes = ask(run.name, requirements=found.requirements)
-    return _found(partial(found.check, run))
-
-
-def _found(look: Callable[[], None]) -> Finding | None:
-    try:
-        with np.errstate(all="ignore"):
-            look()
-    except Finding as finding:
-        return finding
-    except (Absent, NotJudged):
-        return None
-    return None
+    return caught(partial(found.check, run))
 
 
 def _searches(found: Property) -> bool:
@@ -180,7 +169,7 @@ def drawn(run: Run, found: Property, count: int) -> tuple[int, list[tuple[int, F
     @given(cases(run.subject.limits, run.pool))
     def example(case: Case) -> None:
         assume(found.where(case))
-        if finding := _found(partial(attempt, run, found, case)):
+        if finding := caught(partial(attempt, run, found, case)):
             failed.append((run.entry.examples, finding))
 
     example()
@@ -226,8 +215,7 @@ def _with_spread(run: Run, found: Kill) -> Kill:
     (each,) = (p for p in properties() if p.name == found.test)
     if not each.over_cases:
         return found
-    fixed = [case for case in run.fixed if each.where(case) and (each.long or small(case))]
-    seen = {case: _found(partial(each.check, run, case)) for case in fixed[: each.most]}
+    seen = {case: caught(partial(each.check, run, case)) for case in asked(run, each)}
     return replace(
         found,
         shows=tuple(case.note for case, finding in seen.items() if finding),

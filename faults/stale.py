@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from decoderspec.faults.fault import Fault, FaultyModel, Weights, swap
+from decoderspec.faults.state import between, key
 from decoderspec.reference.operations import Array, rms_norm, rms_norm_vjp, rotary
 from decoderspec.spec import validation
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import FINAL_GAIN
-
-stale = partial(Fault, family="state", level="contract", stage="state")
-
-
-def key(*arrays: Any) -> tuple[Any, ...]:
-    """What a cache knows its arguments by."""
-    return tuple((np.asarray(array).shape, np.asarray(array).tobytes()) for array in arrays)
 
 
 class TablesOfTheModule(FaultyModel):
@@ -249,67 +242,67 @@ class RefreshedByValue(FaultyModel):
 
 
 FAULTS = (
-    stale(
+    between(
         name="answer-to-the-same-array", breaks=("DET-1",), model=SameArray,
         sentence="the last answer is given again when the same array comes back, though it holds other ids by now",
     ),
-    stale(
+    between(
         name="kept-answer-handed-out", breaks=("DET-2",), model=HandsOutMemo,
         sentence="answers are kept and handed out themselves: what a caller writes into one comes back",
     ),
-    stale(
+    between(
         name="loss-in-the-logits", breaks=("DET-2",), model=LossInLogits,
         sentence="the loss works in the memory of the logits that were returned last",
     ),
-    stale(
+    between(
         name="fused-copy-refreshed-by-value", breaks=("WGT-4",), model=RefreshedByValue,
         sentence="query, key and value are fused, and the copy is renewed only when value is assigned",
     ),
-    stale(
+    between(
         name="rotary-tables-of-the-module", breaks=("DET-4",), model=TablesOfTheModule,
         sentence="rotary tables are kept in the module by their sizes, without the base that they were made for",
     ),
-    stale(
+    between(
         name="configuration-of-the-module", breaks=("DET-4",), model=ConfigurationOfTheModule,
         sentence="base and epsilon are globals: the model that was built last rules all",
     ),
-    stale(
+    between(
         name="targets-of-the-first-batch", breaks=("LOS-1", "GRA-1"), model=TargetsOfTheShape,
         sentence="one-hot targets are filled at the first call of a shape and kept",
     ),
-    stale(
+    between(
         name="roles-cached-by-ids", breaks=("WGT-4",), model=RolesByIds,
         sentence="the gradients of the two roles are cached by ids and outlive the parameters that they came from",
     ),
-    stale(
+    between(
         name="stages-cached-by-ids", breaks=("WGT-4",), model=StagesByIds,
         sentence="stages are cached by ids and outlive the parameters that they came from",
     ),
-    stale(
+    between(
         name="one-buffer-for-the-roles", breaks=("DET-2",), model=OneRoleBuffer,
         sentence="the gradients of the two roles are returned in one buffer: the second call overwrites the first",
     ),
-    stale(
+    between(
         name="roles-take-a-step", breaks=("WGT-5",), model=RolesStep,
         sentence="asking for the gradients of the two roles moves a gain",
     ),
-    stale(
+    between(
         name="tokens-written-to-by-stages", breaks=("DET-3",), model=StagesWriteTokens,
         sentence="the recording pass clears the ids that it was given",
     ),
-    stale(
+    between(
         name="loss-over-the-largest-batch", breaks=("LOS-1",), model=MeanOfLargestBatch,
         sentence="the mean is taken over a buffer that has the size of the largest batch so far",
     ),
-    stale(
+    between(
         name="gradients-of-a-longer-batch", breaks=("GRA-1",), model=RowsOfLongerBatch,
         sentence="the workspace of the gradients keeps what a longer batch left beyond the present one",
     ),
-    stale(
+    between(
         name="blocks-assigned-by-words", breaks=("WGT-4",), model=AssignsLexicographic,
         sentence="blocks are sorted as words when they are assigned, so that 10 comes before 2",
     ),
-    stale(
+    between(
         name="third-block-not-assigned", breaks=("WGT-4",), model=AssignsTwoBlocks,
         sentence="blocks beyond the second are assigned to a copy",
     ),

@@ -18,6 +18,11 @@ between = partial(Fault, family="state", level="contract", stage="state")
 held = partial(Fault, family="parameters", level="contract", stage="parameters")
 
 
+def key(*arrays: Any) -> tuple[Any, ...]:
+    """What a cache knows its arguments by."""
+    return tuple((np.asarray(array).shape, np.asarray(array).tobytes()) for array in arrays)
+
+
 class OneBuffer(FaultyModel):
     """Every call writes its logits into the same memory."""
 
@@ -121,11 +126,11 @@ class SharedResult(FaultyModel):
 
     def logits(self, tokens: Any) -> Array:
         """What any model answered to these ids."""
-        key = (self.config, np.asarray(tokens).shape, np.asarray(tokens).tobytes())
-        if key not in self.known:
+        asked = (self.config, *key(tokens))
+        if asked not in self.known:
             self.known.clear()
-            self.known[key] = super().logits(tokens)
-        return self.known[key].copy()
+            self.known[asked] = super().logits(tokens)
+        return self.known[asked].copy()
 
 
 class CachedByTokens(FaultyModel):
@@ -137,10 +142,10 @@ class CachedByTokens(FaultyModel):
 
     def logits(self, tokens: Any) -> Array:
         """The first answer to these ids."""
-        key = (np.asarray(tokens).shape, np.asarray(tokens).tobytes())
-        if key not in self.known:
-            self.known[key] = super().logits(tokens)
-        return self.known[key].copy()
+        asked = key(tokens)
+        if asked not in self.known:
+            self.known[asked] = super().logits(tokens)
+        return self.known[asked].copy()
 
 
 class TableOfFirstLength(FaultyModel):

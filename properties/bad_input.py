@@ -16,8 +16,9 @@ from decoderspec.properties.bad_parameters import bad_parameters
 from decoderspec.properties.bad_tokens import bad_targets, bad_tokens, ids
 from decoderspec.properties.cases import Array
 from decoderspec.properties.findings import Finding, NotJudged
-from decoderspec.properties.probe import METHODS, Perform, Probe, Setting
+from decoderspec.properties.probe import Perform, Probe, Setting
 from decoderspec.properties.subject import offers
+from decoderspec.spec.protocol import METHODS
 
 # --- INP-7: what a refusal leaves behind ---
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from decoderspec.properties.cases import Array, arrays
 from decoderspec.properties.findings import Absent, NotJudged
-from decoderspec.properties.probe import HARMLESS, METHODS, WITH_TARGETS, Perform, Probe, Setting
+from decoderspec.properties.probe import HARMLESS, Perform, Probe, Setting
 from decoderspec.properties.subject import fresh
+from decoderspec.spec.protocol import METHODS, WITH_TARGETS
 
 Batch = Callable[[Setting], tuple[Any, Any]]  # token ids, and the targets that go with them
 Change = Callable[[Array], Any]

@@ -11,9 +11,7 @@ from decoderspec.properties import strategies
 from decoderspec.properties.cases import Array, Case, other_ids
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import SubjectModel
-
-WITH_TARGETS = ("loss", "gradients", "role_gradients")
-CALLS = ("logits", "stages", *WITH_TARGETS)
+from decoderspec.spec.protocol import arguments
 
 
 def settle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> None:
@@ -29,7 +27,7 @@ def unsettle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> N
 
 def _call(model: SubjectModel, capabilities: tuple[str, ...], tokens: Array, targets: Array) -> None:
     for capability in filter(model.has, capabilities):
-        getattr(model, capability)(*((tokens, targets) if capability in WITH_TARGETS else (tokens,)))
+        getattr(model, capability)(*arguments(capability, tokens, targets))
 
 
 def batches(run: Run, case: Case) -> Iterator[tuple[Array, Array]]:

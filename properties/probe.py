@@ -16,12 +16,11 @@ from decoderspec.properties.findings import Absent
 from decoderspec.properties.subject import Subject, fresh
 from decoderspec.spec.arrays import ArrayError, to_numpy
 from decoderspec.spec.config import Config
+from decoderspec.spec.protocol import arguments
 
 USUAL = Case(Config(7, 8, 2, 5, 2, 6, 100.0, 1e-3), batch=3, tokens=4, seed=1)  # with a middle row and middle columns
 MOST = 2**22  # values of an answer: the right ones are a few thousand
 ROOM = 2**30  # bytes that a build beyond all memory may take before the system refuses them
-METHODS = ("logits", "stages", "loss", "gradients", "role_gradients")  # those that take tokens
-WITH_TARGETS = METHODS[2:]
 HARMLESS = "harmless"  # the word for an answer that is right for the nearest valid input
 
 
@@ -82,7 +81,7 @@ class Setting:
         """
         model = self.model
         self.doing = method
-        answer = getattr(model, method)(tokens, *([targets] if method in WITH_TARGETS else []))
+        answer = getattr(model, method)(*arguments(method, tokens, targets))
         return numbers(dict(enumerate(answer)) if isinstance(answer, tuple) else answer)  # the gradients by role
 
     def valid(self, method: str = "logits") -> Array:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
@@ -108,13 +109,30 @@ def examine(run: Run, found: Property) -> None:
     replays = database is not None and database.saved
     if replays:
         search(run, found, database)
-    fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or small(case))]
-    most = None if found.most is None else min(found.most, run.profile.most)
-    for case in fixed[: 1 if found.builds and run.is_dear else most]:
+    for case in asked(run, found):
         _in_time(run)
         (recall if run.is_dear else attempt)(run, found, case)
     if searches and not replays:
         search(run, found, database)
+
+
+def asked(run: Run, found: Property) -> list[Case]:
+    """The fixed cases that a property takes."""
+    fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or small(case))]
+    most = None if found.most is None else min(found.most, run.profile.most)
+    return fixed[: 1 if found.builds and run.is_dear else most]
+
+
+def caught(look: Callable[[], None]) -> Finding | None:
+    """What a look at an implementation finds; None where it finds nothing, or has nothing to judge."""
+    try:
+        with np.errstate(all="ignore"):
+            look()
+    except Finding as found:
+        return found
+    except (Absent, NotJudged):
+        return None
+    return None
 
 
 def _database(run: Run, found: Property) -> Scoped | None:

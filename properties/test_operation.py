@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, affordable
+from decoderspec.properties.cases import Array, Case, affordable, sloping
 from decoderspec.properties.findings import Absent, Finding
 from decoderspec.properties.operation import OperationCase
 from decoderspec.properties.registry import checks, small
@@ -22,11 +22,6 @@ def runnable(case: Case) -> bool:
 def several_ids(case: Case) -> bool:
     """The loss is no loss with one id."""
     return case.config.vocabulary_size > 1
-
-
-def sloping(case: Case) -> bool:
-    """Whether the noise of a pullback costs little enough."""
-    return several_ids(case) and affordable(case)
 
 
 def mixing(case: Case) -> bool:

@@ -4,11 +4,12 @@ import numpy as np
 
 from decoderspec.properties.cases import Case, affordable, other_ids, sloping
 from decoderspec.properties.findings import Finding
-from decoderspec.properties.history import CALLS, WITH_TARGETS, batches, beside, reshaped, settle, unsettle
+from decoderspec.properties.history import batches, beside, reshaped, settle, unsettle
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import called, fresh
 from decoderspec.reference.limits import compare
+from decoderspec.spec.protocol import METHODS, WITH_TARGETS, arguments
 
 
 @checks("DET-1", long=True)
@@ -35,7 +36,7 @@ def test_an_earlier_result_stays_as_it_was(run: Run, case: Case) -> None:
     """What was returned is not overwritten by a later call of any kind: logits, stages, loss and gradients."""
     tokens, targets = run.truth(case).batch
     model, why = run.model(case), "a result that was returned earlier was overwritten"
-    calls = {name: (tokens, targets) if name in WITH_TARGETS else (tokens,) for name in CALLS}
+    calls = {name: arguments(name, tokens, targets) for name in METHODS}
     kept, before = {}, {}
     for name, given in calls.items():
         if model.has(name):
@@ -62,10 +63,10 @@ def test_what_is_written_into_a_result_reaches_no_later_one(run: Run, case: Case
 def test_the_tokens_are_left_alone(run: Run, case: Case) -> None:
     """The caller's arrays of token and target ids are not written to."""
     model, (tokens, targets) = run.model(case), run.truth(case).batch
-    for capability in CALLS:
+    for capability in METHODS:
         if not model.has(capability):
             continue
-        handed = [fresh(tokens), fresh(targets)] if capability in WITH_TARGETS else [fresh(tokens)]
+        handed = arguments(capability, fresh(tokens), fresh(targets))
         called(capability, getattr(model.model, capability), *handed)
         for what, array, kept in zip(("tokens", "targets"), handed, (tokens, targets), strict=False):
             run.same_bits(what, array, kept, f"the array of {what} that {capability} was given was written to")
@@ -130,7 +131,7 @@ def test_calls_leave_the_parameters_alone(run: Run, case: Case) -> None:
     """No call but `assign` writes to the parameters."""
     model = run.model(case)
     before = model.parameters()
-    unsettle(run, case, model, *CALLS)
+    unsettle(run, case, model, *METHODS)
     after = model.parameters()
     if list(after) != list(before):
         raise Finding("the names of the parameters changed after a call", "parameters")

@@ -4,7 +4,7 @@ import numpy as np
 
 from decoderspec.properties.cases import Array, Case
 from decoderspec.properties.findings import Absent, Finding
-from decoderspec.properties.history import WITH_TARGETS, settle
+from decoderspec.properties.history import settle
 from decoderspec.properties.registry import checks, checks_once
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import SubjectModel
@@ -12,6 +12,7 @@ from decoderspec.properties.truth import Truth
 from decoderspec.spec.arrays import round_to
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_count, parameter_shapes
+from decoderspec.spec.protocol import WITH_TARGETS
 
 DRAWN = 20_000  # parameters: of these every initial value is drawn again
 

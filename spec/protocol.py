@@ -19,6 +19,15 @@ CAPABILITIES = {  # method -> what it would let the suite test, in the words of 
 }
 
 
+METHODS = ("logits", "stages", "loss", "gradients", "role_gradients")  # those that take tokens
+WITH_TARGETS = METHODS[2:]
+
+
+def arguments(method: str, tokens: Any, targets: Any) -> tuple[Any, ...]:
+    """What a method that takes tokens is called with: the targets go to those that take them."""
+    return (tokens, targets) if method in WITH_TARGETS else (tokens,)
+
+
 class Model(Protocol):
     """A built decoder. Only `logits` is required; each other method of `CAPABILITIES` is found by its presence."""
 

@@ -11,10 +11,11 @@ from decoderspec.properties.bad_input import PROBES, REQUIREMENTS
 from decoderspec.properties.bad_parameters import PLACES
 from decoderspec.properties.bad_tokens import PLACES as PLACES_OF_IDS
 from decoderspec.properties.child import ChildError, Outcome, ask
-from decoderspec.properties.probe import METHODS, WITH_TARGETS, Setting
+from decoderspec.properties.probe import Setting
 from decoderspec.properties.subject import read_subject
 from decoderspec.reference import Reference
 from decoderspec.spec.errors import CATEGORIES
+from decoderspec.spec.protocol import METHODS, WITH_TARGETS
 
 REFERENCE = "decoderspec.reference:Reference"
 TINY = """
