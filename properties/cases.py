@@ -22,6 +22,7 @@ Array = NDArray[Any]
 STYLES = ("plain", "peaked", "small", "spiky")  # drawn; the fixed cases have more
 TOKEN_STYLES = ("any", "same", "ends", "last")
 SMALLEST = 300  # parameters: up to here each has its own true derivative, a difference of two losses
+SHOUT = 3e4  # the reach of scores beyond -10000, a common stand-in for minus infinity
 FEWEST = 32  # positions of these losses
 
 
@@ -120,7 +121,7 @@ def _unchanged(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.rand
 
 def _peaked(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
     """Attention far from uniform: queries and keys four times as large, or twice where scores are rounded coarsely."""
-    _scale(drawn, ("query.weight", "key.weight"), 4.0 if _fine(recipe) else 2.0)
+    _scale(drawn, ("query.weight", "key.weight"), 4.0 if fine(recipe) else 2.0)
 
 
 def _loud(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
@@ -130,10 +131,10 @@ def _loud(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Ge
 
 def _shouting(drawn: dict[str, Array], case: Case, recipe: Recipe, rng: np.random.Generator) -> None:
     """Scores beyond -10000, a common stand-in for minus infinity, where the declared format can tell them apart."""
-    _raise(drawn, 3e4 if _fine(recipe) else 12.0)
+    _raise(drawn, SHOUT if fine(recipe) else 12.0)
 
 
-def _fine(recipe: Recipe) -> bool:
+def fine(recipe: Recipe) -> bool:
     """Whether every format is float32 or finer: in coarser ones rounding a large score turns a softmax over."""
     return min(form.bits for form in recipe.used) >= FORMATS["float32"].bits
 

@@ -16,8 +16,7 @@ from decoderspec.adapters.command_operation import operation as of_command
 from decoderspec.properties import operation_inputs as drawn
 from decoderspec.properties.cases import Array, Case, draw_parameters
 from decoderspec.properties.findings import Absent, Finding
-from decoderspec.properties.kernels import KERNELS as KERNELS
-from decoderspec.properties.kernels import Kernel
+from decoderspec.properties.kernels import KERNELS, Kernel
 from decoderspec.properties.loading import LoadError, attribute
 from decoderspec.properties.subject import called, reading
 from decoderspec.properties.truth import DIGITS, Exact, projected

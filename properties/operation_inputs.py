@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from decoderspec.properties.cases import Array, Case, arrays
+from decoderspec.properties.cases import SHOUT, Array, Case, arrays, fine
 from decoderspec.reference.operations import Gradients, Operation, Operations
-from decoderspec.spec.precision import FORMATS, Recipe
+from decoderspec.spec.precision import Recipe
 
 ROOM = 16  # times the largest value must be finite: a right kernel may hold scores before it divides them by sqrt(w)
-SHOUT = 3e4  # beyond -10000, a common stand-in for minus infinity
 
 
 def reach(case: Case, recipe: Recipe) -> float:
@@ -21,7 +20,7 @@ def reach(case: Case, recipe: Recipe) -> float:
     mask, where every format is fine enough to tell such scores apart.
     """
     if case.style == "shouting":
-        return SHOUT if min(form.bits for form in recipe.used) >= FORMATS["float32"].bits else 12.0
+        return SHOUT if fine(recipe) else 12.0
     if case.style == "loud":
         return 900.0 if recipe.accumulate.name == recipe.results.name == "float64" else 110.0
     return 1.0

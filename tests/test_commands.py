@@ -10,7 +10,7 @@ import pytest
 from decoderspec.commands import doctor, init, outputs, scoreboard
 from decoderspec.commands.main import COMMANDS, main
 from decoderspec.properties.cases import fixed_cases
-from decoderspec.properties.operation import KERNELS
+from decoderspec.properties.kernels import KERNELS
 from decoderspec.properties.reports.schema import schema, violations
 from decoderspec.properties.reports.scoreboard import Entry
 from decoderspec.spec.protocol import CAPABILITIES, CONTRACTS

@@ -12,7 +12,8 @@ from decoderspec.faults.numbers import storing
 from decoderspec.properties import test_operation
 from decoderspec.properties.cases import STYLES
 from decoderspec.properties.findings import Absent, Finding
-from decoderspec.properties.operation import KERNELS, OperationCase
+from decoderspec.properties.kernels import KERNELS
+from decoderspec.properties.operation import OperationCase
 from decoderspec.properties.registry import PROPERTIES, examine
 from decoderspec.properties.run import Entry
 from decoderspec.properties.session import operation_run

@@ -9,7 +9,8 @@ import pytest
 
 from decoderspec.properties import test_operation
 from decoderspec.properties.findings import Absent, Finding
-from decoderspec.properties.operation import KERNELS, OperationCase
+from decoderspec.properties.kernels import KERNELS
+from decoderspec.properties.operation import OperationCase
 from decoderspec.properties.session import operation_run
 
 FILE = Path(kernels.__file__)

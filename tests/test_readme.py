@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decoderspec.commands.main import COMMANDS, main
-from decoderspec.properties.operation import KERNELS
+from decoderspec.properties.kernels import KERNELS
 from decoderspec.properties.session import conformance
 from decoderspec.properties.settings import KEYS
 from decoderspec.properties.subject import read_subject

@@ -14,7 +14,7 @@ import numpy as np
 from decoderspec.faults.bank import BANK
 from decoderspec.faults.fault import FaultyReference
 from decoderspec.faults.numbers import storing
-from decoderspec.properties.operation import KERNELS
+from decoderspec.properties.kernels import KERNELS
 from decoderspec.reference import decoder
 from decoderspec.reference.operations import OPERATIONS
 from decoderspec.reference.tape import Tape, accumulate

@@ -17,7 +17,7 @@ from decoderspec.golden.vectors.inputs import (
     seed_of,
 )
 from decoderspec.golden.vectors.results import Json
-from decoderspec.properties.operation import KERNELS
+from decoderspec.properties.kernels import KERNELS
 from decoderspec.reference import decoder, oracle
 from decoderspec.reference.arithmetic import Exact
 from decoderspec.reference.operations import OPERATIONS, Array, Operations
