@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,9 @@ from decoderspec.reference.noise import RUNS
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 SHOWN = (0.5, 0.99, 0.99999)
-FIELDS = 5  # worst, spread, count, rows, freedom
-TAIL = 1e-2  # the tail is fitted beyond this chance
-LEAST = 50  # comparisons in a tail that is worth a fit
-PER_EXAMPLE = 100  # comparisons that one example of one property makes, at most (a model of five layers)
+FIELDS = 5  # worst, spread, count, freedom, case
+TAIL = 1e-2  # of the examples, the outermost of which the tail is fitted on
+LEAST = 50  # examples in a tail that is worth a fit
 CHANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 GRID = np.linspace(0.0, 40.0, 4001)
 
@@ -35,20 +34,21 @@ def summary(numbers: Mapping[tuple[str, str], Iterable[float]], failed: Sequence
             how: both(np.concatenate([v for k, v in table.items() if k[0] == how])) for how in formulations
         },
         "tails": {
-            "values": tails(np.concatenate([v for (_, name), v in table.items() if "gradient." not in name])),
-            "gradient elements": tails(
-                np.concatenate(
-                    [np.zeros((0, FIELDS)), *[v for (_, n), v in table.items() if n.startswith("gradient.")]]
-                )
-            ),
+            "values": tails(_joined(table, lambda name: "gradient" not in name and name != "loud")),
+            "gradient elements": tails(_joined(table, lambda name: name.startswith("gradient."))),
         },
     }
+
+
+def _joined(table: Mapping[tuple[str, str], Array], wanted: Callable[[str], bool]) -> Array:
+    """All comparisons of the results that are wanted."""
+    return np.concatenate([np.zeros((0, FIELDS)), *[value for (_, name), value in table.items() if wanted(name)]])
 
 
 def both(values: Array) -> dict[str, Any]:
     """Quantiles and maximum of both statistics over their limits."""
     worst = values[:, 0] / _each(worst_allowed, values[:, 2])
-    spread = values[:, 1] / _each(spread_allowed, values[:, 4])
+    spread = values[:, 1] / _each(spread_allowed, values[:, 3])
     return {"comparisons": len(values), "worst": distribution(worst), "spread": distribution(spread)}
 
 
@@ -68,11 +68,19 @@ def distribution(values: Array) -> dict[str, float]:
 
 
 def tails(values: Array) -> dict[str, Any]:
-    """How often each statistic is as far out as theory gives a chance, and the exponent of that relation."""
+    """Of the least likely comparison of each example, how often theory gives so little chance, for both statistics."""
     chance = np.array([student_tail(float(t), RUNS) for t in GRID])
     worst = values[:, 2] * np.exp(np.interp(values[:, 0], GRID, np.log(np.maximum(chance, 1e-300))))
-    judged = values[values[:, 4] > 1]  # one independent element is what the other statistic sees
-    return {"worst": tail(worst), "spread": tail(_spread_chances(judged[:, 1], judged[:, 4]))}
+    judged = values[values[:, 3] > 1]  # one independent element is what the other statistic sees
+    spread = _spread_chances(judged[:, 1], judged[:, 3])
+    return {"worst": tail(_least(worst, values[:, 4])), "spread": tail(_least(spread, judged[:, 4]))}
+
+
+def _least(chances: Array, cases: Array) -> Array:
+    """The smallest chance of each case."""
+    order = np.argsort(cases, kind="stable")
+    starts = np.flatnonzero(np.diff(cases[order], prepend=-1.0))
+    return np.asarray(np.minimum.reduceat(chances[order], starts)) if len(starts) else np.zeros(0)
 
 
 def _spread_chances(spread: Array, freedom: Array) -> Array:
@@ -90,19 +98,19 @@ def tail(chances: Array) -> dict[str, Any]:
     """Observed fractions beyond each theoretical chance, and Hill's (1975) exponent of the tail in that chance.
 
     An exponent of 1 says that the tail falls as theory does, more than 1 that it falls faster. The rate of false alarms
-    is the fitted tail at the chance where the limit stands.
+    is the fitted tail at the chance where the limits stand.
     """
     count = len(chances)
     found: dict[str, Any] = {f"{p:g}": float(np.mean(chances <= p)) for p in CHANCES} if count else {}
-    beyond = np.sort(chances)[: max(LEAST, int(count * 1e-4))] if count else np.zeros(0)
+    beyond = np.sort(chances)[: max(LEAST, int(count * TAIL))]
     if len(beyond) < LEAST:
-        return {"comparisons": count, "observed": found}
+        return {"examples": count, "observed": found}
     start = min(float(beyond[-1]), 1.0)
     exponent = 1.0 / max(float(np.mean(np.log(start / np.maximum(beyond, 1e-300)))), 1e-9)
     rate = len(beyond) / count * (FALSE_ALARMS / start) ** exponent
     low = exponent * (1 - 2 / np.sqrt(len(beyond)))  # two standard errors of the estimate down
     return {
-        "comparisons": count,
+        "examples": count,
         "observed": found,
         "from": start,
         "used": len(beyond),
@@ -132,27 +140,28 @@ compared with the truth in noise units. Both statistics are fractions of their l
 
 Under `bfloat16` and `float16` sums are float32 and every result, also on the way, is rounded when it is stored; under
 `float32-kv16` keys and values are stored in float16; under `float32-tf32` operands of products are rounded to 11 bits.
-Element by element, gradients are judged by their worst element alone, since all can hang on one rounding. The gradient
-elements of cases in which a score times the unit roundoff exceeds 0.25 are left out: a score of 110 in bfloat16 is off
-by half, and nothing follows in proportion. For that reason the suite draws no loud or shouting case and has one of
-each, on which these formulations stay within the limits; here they are drawn by the thousand, and what lies beyond a
-limit in them is listed.
+Element by element, gradients are judged by their worst element alone, since all can hang on one rounding, and in the
+smallest models alone; what is called larger is not judged so, and shown. The gradients of cases in which a score times
+the unit roundoff exceeds 0.25 are left out: a score of 110 in bfloat16 is off by half, and nothing follows in
+proportion. For that reason the suite draws no loud or shouting case and has one of each, on which these formulations
+stay within the limits; here they are drawn by the thousand, and what lies beyond a limit in them is listed.
 
 """
 
 
 TAIL_TEXT = f"""\
-Theory says how often the worst of `n` elements lies beyond `t` (`n` times the tail of Student's t with 16 degrees
-of freedom), and how often a mean of so many independent elements lies beyond `s` (Snedecor's F). The table has how
-often that was seen: a number below the head of its column means that theory is on the safe side. The exponent says
-how fast the tail falls against theory, by Hill's estimate (1975) on the outermost comparisons: more than 1 is
-faster. Carried on to the chance where the limits stand, {FALSE_ALARMS:g}, it gives the rate of false alarms per
-comparison; times {PER_EXAMPLE}, as one example makes no more comparisons than that, per example. In brackets the
-same with an exponent two standard errors smaller. The five formulations of a case share its noise and are not
-independent, so these errors are somewhat larger than they say. *Values* are logits, loss, stages on their own inputs
-and slopes; *gradient elements* are those of models of up to {SMALLEST} parameters, which alone the suite judges by
-element (GRA-2); those of larger ones are in the tables below. A rate that rests on few cases is an extrapolation over
-many decades: more cases narrow it.
+Theory gives every comparison a chance: that the worst of `n` elements lies as far out as it does (`n` times the tail
+of Student's t with 16 degrees of freedom), or the mean of so many independent ones (Snedecor's F). Limits stand where
+that chance is {FALSE_ALARMS:g}. Of each example the smallest chance counts, over all results and all five formulations,
+which share its noise; examples are independent. The table has how many examples had one so small. The exponent says
+how fast this falls from one decade to the next, by Hill's estimate (1975) on the outermost hundredth of the examples:
+1 is as fast as theory, more is faster. Carried on to {FALSE_ALARMS:g} it gives the false alarms per example, of a
+decoder that is right in five ways at once; in brackets the same with an exponent two standard errors smaller. An
+extrapolation over some decades, then, with its error beside it.
+
+*Values* are logits, loss, stages on their own inputs, and slopes: of all parameters together, of each, and of both
+roles of the table. *Gradient elements* are those of models of up to {SMALLEST} parameters, which alone the suite judges
+by element, and on three fixed cases (GRA-2). Loud and shouting cases are not in it: the suite does not draw them.
 """
 
 
@@ -187,19 +196,16 @@ def _tails(found: Sequence[Mapping[str, Any]]) -> str:
         "## The tail",
         "",
         TAIL_TEXT,
-        "| precision | statistic | "
-        + " | ".join(f"{p:g}" for p in CHANCES)
-        + " | exponent | per comparison | per example |",
-        "| --- | --- |" + " ---: |" * (len(CHANCES) + 3),
+        "| precision | statistic | " + " | ".join(f"{p:g}" for p in CHANCES) + " | exponent | false alarms |",
+        "| --- | --- |" + " ---: |" * (len(CHANCES) + 2),
     ]
     for each in found:
         for of, name in (("values", "worst"), ("values", "spread"), ("gradient elements", "worst")):
             fit = each["tails"][of][name]
             cells = [f"{fit['observed'].get(f'{p:g}', 0):.1g}" for p in CHANCES]
-            rates = ["", "", ""]
+            rates = ["", ""]
             if "exponent" in fit:
-                per = f"{fit['rate'] * PER_EXAMPLE:.0e} ({fit['rate_low'] * PER_EXAMPLE:.0e})"
-                rates = [f"{fit['exponent']:.2f}", f"{fit['rate']:.0e}", per]
+                rates = [f"{fit['exponent']:.2f}", f"{fit['rate']:.0e} ({fit['rate_low']:.0e})"]
             lines.append("| " + " | ".join([each["precision"], f"{of}, {name}", *cells, *rates]) + " |")
     return "\n".join([*lines, ""])
 
