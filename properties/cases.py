@@ -192,9 +192,9 @@ def fixed_cases() -> list[Case]:
         Case(_config(6, 2, 4, 3, 0, 5, 10.0, 1e-2), 2, 4, 11, note="no layers"),
         Case(_config(9, 2, 4, 5, 1, 7, 50.0, 1e-3), 2, 7, 16, "shouting", note="scores beyond a finite mask"),
         Case(_config(3, 1, 4, 3, 1, 3, 5.0, 1e-3), 2, 3, 21, note="few enough parameters for each derivative"),
-        Case(_config(32, 2, 16, 48, 2, 16, 100000.1, 1e-5), 2, 16, 17, note="all sizes multiples of 16"),
+        Case(_config(32, 2, 16, 48, 1, 16, 100000.1, 1e-5), 2, 16, 17, note="all sizes multiples of 16"),
         Case(_config(7, 1, 130, 5, 1, 5, 500.0, 1e-5), 1, 3, 18, note="one head of 130"),
-        Case(_config(5, 6, 2, 3, 5, 2500, 7.0, 1e-3), 5, 4, 19, note="five layers, five rows, a context of 2,500"),
+        Case(_config(5, 6, 2, 3, 2, 2500, 7.0, 1e-3), 2, 4, 19, note="six heads, a context of 2,500"),
         Case(_config(6, 2, 4, 9, 2, 7, 1e4, 0.1), 1, 7, 4, "small", note="epsilon as large as the rows"),
         Case(_config(9, 1, 10, 3, 2, 5, 1e7, 1e-6), 2, 4, 5, "spiky", note="one large feature, head width 10"),
         Case(_config(5, 4, 2, 4, 2, 6, 3.0, 1e-4), 2, 6, 6, "plain", "same", note="one id everywhere"),
@@ -205,7 +205,7 @@ def fixed_cases() -> list[Case]:
         Case(_config(5, 2, 4, 3, 1, 40, 20.0, 1e-3), 2, 37, 13, "peaked", note="several blocks of keys"),
         Case(_config(3, 2, 512, 1, 0, 4, 10.0, 1e-3), 1, 2, 17, note="sums of a thousand terms"),
         Case(_config(7, 17, 2, 19, 1, 3, 0.5, 2.0), 17, 3, 19, note="seventeen rows, seventeen heads"),
-        Case(_config(5, 2, 2, 3, 1, 8, 0.5, 2.0), 67, 8, 21, note="sixty-seven rows"),
+        Case(_config(5, 2, 2, 3, 1, 3, 0.5, 2.0), 67, 3, 21, note="sixty-seven rows"),
         Case(_config(7, 1, 2, 1030, 1, 3, 10.0, 1e-3), 1, 3, 20, note="a thousand features"),
     ]
 

@@ -17,6 +17,7 @@ from decoderspec.properties.loading import LoadError
 from decoderspec.properties.observed import explained, observed_bits, observed_recipe
 from decoderspec.properties.processes import repeated
 from decoderspec.properties.properties import all_properties
+from decoderspec.properties.registry import FIRST, FURTHER
 from decoderspec.properties.report import Report
 from decoderspec.properties.run import Run
 from decoderspec.properties.sensitivity import caught
@@ -35,7 +36,7 @@ class Collector:
         self.problems: list[str] = []
         self.unreached: list[list[str]] = []  # requirements of each property that the time limit left undone
         self.lost: dict[str, None] = {}  # why the database was given up, in the words of each process
-        self.expected = 0  # properties
+        self.expected = 0  # tests: properties, or their two parts
         self._progress = progress
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -50,9 +51,21 @@ class Collector:
                 self.lost[str(value)] = None
 
     def judged(self) -> list[dict[str, Any]]:
-        """The records that stand: what holds in one property says little of a requirement that another left undone."""
+        """The records that stand.
+
+        What holds in one property says little of a requirement that another left undone. Of the parts of a property the
+        first speaks for both where it fails, and one that had no case to judge says nothing beside one that had.
+        """
         left = {name for names in self.unreached for name in names}
-        return [r for r in self.records if r["status"] in ("fail", "error") or not left & set(r["requirements"])]
+        failing = {r["property"] for r in self.records if r["part"] == FIRST and r["status"] in ("fail", "error")}
+        shown = {r["property"] for r in self.records if r["examples"]}
+        return [
+            r
+            for r in self.records
+            if (r["status"] in ("fail", "error") or not left & set(r["requirements"]))
+            and not (r["part"] == FURTHER and r["property"] in failing)
+            and not (r["status"] == "not_judged" and not r["examples"] and r["property"] in shown)
+        ]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Know how many are to come."""
@@ -133,7 +146,7 @@ def _unfinished(collector: Collector, status: int, partial: bool) -> list[str]:
         return ["the run was interrupted before its end"]
     expected = collector.expected or (0 if partial else len(all_properties()))
     lost = expected - len(collector.records) - len(collector.unreached)
-    return [f"{lost} properties were not run: the process that ran them ended"] if lost > 0 else []
+    return [f"{lost} tests were not run: the process that ran them ended"] if lost > 0 else []
 
 
 class Shared:

@@ -58,8 +58,17 @@ def decoderspec_run(request: pytest.FixtureRequest) -> Run:
     from decoderspec.properties.run import Entry
 
     run = _session_run(request.config)
-    run.entry = Entry()
+    run.entry, run.part = Entry(), getattr(request, "param", "")
     return run
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A property that goes beyond cheap fixed cases is two tests: all the first ones run before any further one."""
+    found = getattr(metafunc.function, "property", None)
+    if getattr(found, "goes_further", False):
+        from decoderspec.properties.registry import PARTS
+
+        metafunc.parametrize("decoderspec_run", PARTS, indirect=True)
 
 
 def _session_run(config: pytest.Config) -> Run:
@@ -113,7 +122,7 @@ def _ask(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Values first, bad input last, since it may leave a device unusable; operations only where one is under test."""
+    """First parts before further ones; values first, and bad input after them; operations only where one is tested."""
     mine = {item: _module(item) for item in items if hasattr(getattr(item, "function", None), "property")}
     if not mine:
         return
@@ -123,8 +132,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = (OPERATION,) if _operation(config) else ORDER
     items[:] = sorted(
         (item for item in items if mine.get(item, wanted[0]) in wanted),
-        key=lambda item: wanted.index(mine[item]) if item in mine else -1,
+        key=lambda item: (_is_further(item), wanted.index(mine[item])) if item in mine else (False, -1),
     )
+
+
+def _is_further(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("decoderspec_run") == "further"
 
 
 def _operation(config: pytest.Config) -> str:

@@ -30,7 +30,7 @@ THREADS = (  # what array libraries take the number of their threads from
     "NPROC",
 )  # fmt: skip
 # Large enough that libraries do share its products out among threads, which they do not for a few hundred numbers.
-WIDE = Case(Config(509, 192, 4, 384, 1, 64, 100.0, 1e-3), 2, 61, 1, note="wide enough for threads")
+WIDE = Case(Config(127, 192, 2, 192, 1, 64, 100.0, 1e-3), 1, 61, 1, note="wide enough for threads")
 SECONDS = 120.0  # for a child: importing an array library on a busy machine takes its time
 WEIGHTS = "weights"
 

@@ -20,6 +20,7 @@ def record(found: Any, run: Any, raised: BaseException | None) -> dict[str, Any]
     made: dict[str, Any] = {
         "requirements": list(found.requirements),
         "property": found.name,
+        "part": run.part if run is not None else "",
         "status": status,
         "reason": reason,
         "examples": entry.examples if entry else 0,

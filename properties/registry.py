@@ -1,4 +1,8 @@
-"""Turning a property into a test: fixed awkward cases first, then a search by Hypothesis, shrunk in limited time."""
+"""Turning a property into a test: fixed awkward cases first, then a search by Hypothesis, shrunk in limited time.
+
+Under pytest a test has two parts, so that all properties see their cheap fixed cases before any sees its dear ones and
+searches: whatever is wrong shows early.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,11 @@ from decoderspec.properties.cases import Case
 from decoderspec.properties.database import Scoped, scoped
 from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.run import Entry, Run
+from decoderspec.spec.parameters import parameter_count
 
 Check = Callable[[Run, Case], None]
-LONG = 30  # tokens: longer fixed cases are for the properties that ask for them
+LONG, MANY = 30, 1000  # tokens and words: fixed cases with more are for the properties that ask for them
+FIRST, FURTHER = PARTS = ("first", "further")
 
 
 class TimeUp(Exception):
@@ -41,6 +47,11 @@ class Property:
     most: int | None = None  # fixed cases, where truth is dear
     builds: bool = False  # models of its own beside the case's
     over_cases: bool = True
+
+    @property
+    def goes_further(self) -> bool:
+        """Whether there is more than cheap fixed cases to it."""
+        return self.over_cases and (self.search or self.long)
 
 
 PROPERTIES: list[Property] = []
@@ -89,10 +100,16 @@ def _collected(found: Property, runner: Callable[[Run, Property], None]) -> Call
             _in_time(decoderspec_run)
             for capability in found.needs:
                 decoderspec_run.need(capability)
+            if decoderspec_run.part == FURTHER and found.name in decoderspec_run.failing:
+                raise NotJudged(f"{found.requirements[0]}: its first cases fail already")
             runner(decoderspec_run, found)
             if not decoderspec_run.entry.examples:
+                further = "further " if decoderspec_run.part == FURTHER else ""
                 where = "of these parameters" if decoderspec_run.subject.checkpoint else "within the limits"
-                raise NotJudged(f"{found.requirements[0]}: no case {where} can show it")
+                raise NotJudged(f"{found.requirements[0]}: no {further}case {where} can show it")
+        except Finding:
+            decoderspec_run.failing.add(found.name)
+            raise
         finally:
             decoderspec_run.entry.seconds = time.perf_counter() - start
 
@@ -107,20 +124,22 @@ def examine(run: Run, found: Property) -> None:
     searches = found.search and not run.cases and not run.is_dear
     database = _database(run, found) if searches else None
     replays = database is not None and database.saved
-    if replays:
+    if replays and run.part != FURTHER:
         search(run, found, database)
     for case in asked(run, found):
         _in_time(run)
         (recall if run.is_dear else attempt)(run, found, case)
-    if searches and not replays:
+    if searches and not replays and run.part != FIRST:
         search(run, found, database)
 
 
 def asked(run: Run, found: Property) -> list[Case]:
-    """The fixed cases that a property takes."""
-    fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or small(case))]
+    """The fixed cases that a property takes, in this part of it."""
+    cheap = {case: small(case) and work(case) <= run.profile.work for case in run.fixed}
+    fixed = [case for case in run.fixed if found.where(case) and (found.long or run.cases or cheap[case])]
     most = None if found.most is None else min(found.most, run.profile.most)
-    return fixed[: 1 if found.builds and run.is_dear else most]
+    fixed = fixed[: 1 if found.builds and run.is_dear else most]
+    return fixed if not (run.part and found.goes_further) else [c for c in fixed if cheap[c] == (run.part == FIRST)]
 
 
 def caught(look: Callable[[], None]) -> Finding | None:
@@ -186,7 +205,12 @@ def _alike(run: Run, case: Case) -> list[Property]:
 
 def small(case: Case) -> bool:
     """Whether a case is cheap enough for every property."""
-    return case.tokens <= LONG and case.config.vocabulary_size <= 1000
+    return case.tokens <= LONG and case.config.vocabulary_size <= MANY
+
+
+def work(case: Case) -> int:
+    """What a pass over a case costs, about: parameters times positions."""
+    return parameter_count(case.config) * case.batch * case.tokens
 
 
 def attempt(run: Run, found: Property, case: Case) -> None:

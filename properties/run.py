@@ -36,12 +36,13 @@ class Profile:
     shrink_seconds: float
     shapes: int  # of tokens, where each is compiled
     most: int  # fixed cases of a property whose truth is dear
+    work: float  # parameters times positions of a fixed case that every property takes
 
 
 PROFILES = {
-    "quick": Profile("quick", 4, 2.0, 1.0, 2, 2),
-    "default": Profile("default", 40, 8.0, 3.0, 5, 5),
-    "thorough": Profile("thorough", 400, 120.0, 20.0, 10, 10),
+    "quick": Profile("quick", 4, 2.0, 1.0, 2, 1, 6e4),
+    "default": Profile("default", 40, 8.0, 3.0, 5, 5, 1e6),
+    "thorough": Profile("thorough", 400, 120.0, 20.0, 10, 10, 1e6),
 }
 DEAR_BUILD = 0.5  # seconds: a build above this is worth sparing
 DEAR_SHAPE = 0.2  # seconds by which the first call on tokens of a new shape is slower than the second: a compilation
@@ -79,6 +80,8 @@ class Run:
     entry: Entry = field(default_factory=Entry)  # of the property that is running
     cases: tuple[Case, ...] = ()  # these alone, where they are given
     only: str = ""  # the name of the operation under test, where it is one
+    part: str = ""  # of the properties, one of `registry.PARTS`; empty for the whole of them
+    failing: set[str] = field(default_factory=set)  # properties whose first part has failed
     memory: dict[tuple[str, Case], tuple[Entry, Exception | None]] = field(default_factory=dict)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from decoderspec.properties.cases import Array, Case, arrays
 from decoderspec.properties.findings import Absent
 from decoderspec.reference import certified, oracle, units
+from decoderspec.reference.arithmetic import Precision
 from decoderspec.reference.limits import Comparison, compare
 from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe
@@ -95,7 +96,14 @@ class Truth:
     @cached_property
     def loss(self) -> Exact:
         """Of the targets."""
-        return Exact.of(oracle.loss_of_logits(self._exact["logits"], self.batch[1], digits=DIGITS))
+        given = self._exact["logits"], self.batch[1]
+        found = certified.values(
+            lambda digits, arithmetic: {
+                "loss": oracle.loss_of_logits(*given, digits=digits, arithmetic=arithmetic),
+            },
+            digits=DIGITS,
+        )
+        return Exact.of(found["loss"])
 
     def stages(self, given: Mapping[str, Array]) -> dict[str, Exact]:
         """Every stage, each computed from the given values before it."""
@@ -151,21 +159,22 @@ class Truth:
     def slope(self, names: tuple[str, ...]) -> Exact:
         """The true derivative of the loss along the directions of several gradients together."""
         if names not in self.slopes:
-            self.slopes[names] = self._slope(names)
+            self.know_slopes([names])
         return self.slopes[names]
 
-    def _slope(self, names: tuple[str, ...]) -> Exact:
-        roles = {"lookup": "lookup", "head": "head"}
-        along = {TABLE if name in roles else name: self.direction(name) for name in names}
-        role: Any = roles.get(names[0], "both")
-        at = self.case.config, self.parameters, *self.batch, along
-        found = certified.values(
-            lambda digits, arithmetic: {
-                "slope": oracle.derivative(*at, digits=digits, role=role, arithmetic=arithmetic)
-            },
-            digits=DIGITS,
-        )
-        return Exact.of(found["slope"])
+    def know_slopes(self, wanted: Sequence[tuple[str, ...]]) -> None:
+        """Compute several slopes at once, which share what no direction moves; all are of one role."""
+        roles: dict[str, Any] = {"lookup": "lookup", "head": "head"}
+        role = roles.get(wanted[0][0], "both")
+        directions = [{TABLE if name in roles else name: self.direction(name) for name in names} for names in wanted]
+        at = self.case.config, self.parameters, *self.batch, directions
+
+        def compute(digits: int, arithmetic: Precision) -> dict[str, Any]:
+            slopes = oracle.derivatives(*at, digits=digits, role=role, arithmetic=arithmetic)
+            return dict(zip(map(str, wanted), slopes, strict=True))
+
+        found = certified.values(compute, digits=DIGITS)
+        self.slopes |= {names: Exact.of(found[str(names)]) for names in wanted}
 
     def judge_slope(self, names: tuple[str, ...], gradients: Mapping[str, Array]) -> Comparison:
         """The gradients, projected on their directions, against the true slope."""

@@ -97,7 +97,7 @@ def radius(x: Exact) -> Floats:
 def _exact(values: Any) -> Exact:
     """The same real numbers as balls of radius 0; what is a ball already stays as it is."""
     numbers = _numbers(values)
-    if numbers.dtype == object and all(type(v) is arb for v in numbers.flat):
+    if _is_balls(numbers):
         return numbers
     return packed(map(arb, numbers.ravel().tolist()), numbers.shape)
 
@@ -105,11 +105,15 @@ def _exact(values: Any) -> Exact:
 def _numbers(values: Any) -> np.ndarray[Any, Any]:
     """An array whose elements as Python numbers are ones that flint takes without rounding."""
     array = np.asarray(values)
-    if array.dtype.kind in "iu" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
+    if array.dtype.kind in "iu" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8) or _is_balls(array):
         return array
     if array.dtype != object and array.dtype.kind != "f":
         raise TypeError(f"expected real numbers, got dtype {array.dtype}")
     return packed(map(_number, array.flat), array.shape)
+
+
+def _is_balls(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype == object and set(map(type, array.ravel().tolist())) == {arb}
 
 
 def _number(value: Any) -> Any:

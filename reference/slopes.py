@@ -64,14 +64,15 @@ def derivatives(
     with arithmetic(_raised(digits)) as a:
         step = _step(a, digits)
         p = {name: a.exact(parameters[name]) for name in parameter_shapes(config)}
-        inputs: list[Any] = [None]
-        for half in formulas.halves(a, config, p, tokens, p[TABLE], formulas.unnoted):
-            inputs.append(half(inputs[-1]))
+        standing = formulas.halves(a, config, p, tokens, p[TABLE], formulas.unnoted)
+        inputs: list[Any] = [None]  # of each half where nothing moves, as far as a direction starts there
 
         def value(direction: Parameters, first: int, t: Any) -> Any:
             moved = p | {name: _moved(a, p[name], v, t) for name, v in direction.items()}
             head = p[TABLE] if role == "lookup" else moved[TABLE]
             lookup = p[TABLE] if role == "head" else moved[TABLE]
+            while len(inputs) <= first:
+                inputs.append(next(standing)(inputs[-1]))
             x, moved = inputs[first], moved | {TABLE: lookup}
             for half in islice(formulas.halves(a, config, moved, tokens, head, formulas.unnoted), first, None):
                 x = half(x)
