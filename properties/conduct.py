@@ -7,6 +7,7 @@ told since it would surprise whoever uses the implementation.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import sys
@@ -26,6 +27,7 @@ NUMPY = {  # before anybody's code is run
     for module in (np, np.linalg, np.random)
 }
 NOTED: dict[str, None] = {}  # in the order in which it was seen
+SPENT: list[float] = []  # seconds of each call
 
 
 def taken() -> list[str]:
@@ -35,6 +37,13 @@ def taken() -> list[str]:
     return found
 
 
+def spent() -> float:
+    """Seconds that the implementation took for all calls since this was asked last."""
+    total = math.fsum(SPENT)
+    SPENT.clear()
+    return total
+
+
 @contextlib.contextmanager
 def watched(what: str) -> Iterator[None]:
     """Put back what the code within changes, and note it of `what`, such as `logits`."""
@@ -42,6 +51,7 @@ def watched(what: str) -> Iterator[None]:
     try:
         yield
     finally:
+        SPENT.append(time.perf_counter() - before.started)
         NOTED.update(dict.fromkeys(f"{what} {effect}" for effect in before.put_back()))
 
 

@@ -6,7 +6,7 @@ import traceback
 from typing import Any
 
 from decoderspec.properties.cases import Case
-from decoderspec.properties.conduct import taken
+from decoderspec.properties.conduct import spent, taken
 from decoderspec.properties.findings import Absent, Finding, NotJudged
 from decoderspec.properties.loading import LoadError
 from decoderspec.reference.limits import Comparison
@@ -25,6 +25,7 @@ def record(found: Any, run: Any, raised: BaseException | None) -> dict[str, Any]
         "reason": reason,
         "examples": entry.examples if entry else 0,
         "seconds": round(entry.seconds, 3) if entry else 0.0,
+        "own_seconds": round(spent(), 4),
         "case": "",
         "stage": "",
         "replay": None,

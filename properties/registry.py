@@ -26,6 +26,7 @@ from decoderspec.spec.parameters import parameter_count
 
 Check = Callable[[Run, Case], None]
 LONG, MANY = 30, 1000  # tokens and words: fixed cases with more are for the properties that ask for them
+LAYER = 5000
 FIRST, FURTHER = PARTS = ("first", "further")
 
 
@@ -209,8 +210,8 @@ def small(case: Case) -> bool:
 
 
 def work(case: Case) -> int:
-    """What a pass over a case costs, about: parameters times positions."""
-    return parameter_count(case.config) * case.batch * case.tokens
+    """What a pass over a case costs, about: products, of which calling the operations of a layer is worth `LAYER`."""
+    return parameter_count(case.config) * case.batch * case.tokens + LAYER * case.config.layers
 
 
 def attempt(run: Run, found: Property, case: Case) -> None:

@@ -36,11 +36,11 @@ class Profile:
     shrink_seconds: float
     shapes: int  # of tokens, where each is compiled
     most: int  # fixed cases of a property whose truth is dear
-    work: float  # parameters times positions of a fixed case that every property takes
+    work: float  # most of `registry.work` that a fixed case costs which every property takes
 
 
 PROFILES = {
-    "quick": Profile("quick", 4, 2.0, 1.0, 2, 1, 6e4),
+    "quick": Profile("quick", 4, 2.0, 1.0, 2, 1, 8e4),
     "default": Profile("default", 40, 8.0, 3.0, 5, 5, 1e6),
     "thorough": Profile("thorough", 400, 120.0, 20.0, 10, 10, 1e6),
 }

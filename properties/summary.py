@@ -254,8 +254,9 @@ def _verdict(report: Report) -> str:
     fails = ", ".join(name for name, verdict in found.items() if verdict == "fails") or "nothing"
     verb = "fail" if "," in fails else "fails"
     words = {"conforms": "conforms", "fails": f"does not conform: {fails} {verb}, of", "partial": _part(report)}
-    name, seconds = one_line(report.run.subject.name), report.extras["seconds"]["total"]
-    return f"{name} {words[report.verdict]} ({decided}) in {seconds:.0f} s"
+    name, seconds = one_line(report.run.subject.name), report.extras["seconds"]
+    took = f"{seconds['total']:.0f} s, {seconds.get('implementation', 0.0):.0f} s of it its own"
+    return f"{name} {words[report.verdict]} ({decided}) in {took}"
 
 
 def _part(report: Report) -> str:
