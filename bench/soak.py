@@ -1,10 +1,12 @@
 """Many runs with different seeds over implementations that are right: every verdict must be `conforms`.
 
+    python -m decoderspec.bench.soak --runs 50 --json soak.json
     python -m decoderspec.bench.soak decoderspec.reference:Reference other.py:Adapter --runs 50 --json soak.json
     python -m decoderspec.bench.soak --json soak.json --page docs/soak.md
 
-Each run is `decoderspec check` in a process of its own. Seed after seed all implementations have their turn, and the
-file is written after every run: a soak that is interrupted is worth what it has, and the same command goes on with it.
+Each run is `decoderspec check` in a process of its own, with a seed of its own; implementations have their turns, the
+reference and every formulation of the calibration (`bench/right.py`) where none is named. The file is written after
+every run: a soak that is interrupted is worth what it has, and the same command goes on with it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from statistics import median
 from typing import Any
 
 from decoderspec import __version__
+from decoderspec.bench.right import RIGHT
 
-SELF = "decoderspec.reference:Reference"
+EVERY = ("decoderspec.reference:Reference", *(f"decoderspec.bench.right:{name}" for name in RIGHT))
 SCHEMA = 1
 
 
@@ -51,15 +54,15 @@ def soak(names: Sequence[str], seeds: Sequence[int], profile: str, file: Path, m
     done = read(file)
     start = time.monotonic()
     for seed in seeds:
-        for name in names:
-            if any((each.named, each.seed) == (shown(name), seed) for each in done):
-                continue
-            if minutes is not None and time.monotonic() - start > 60 * minutes:
-                return
-            found = checked(name, seed, profile)
-            done.append(found)
-            write(file, done, profile)
-            print(f"{found.implementation}  seed {seed}  {found.verdict}  {found.seconds:.0f} s", flush=True)
+        name = names[seed % len(names)]
+        if any((each.named, each.seed) == (shown(name), seed) for each in done):
+            continue
+        if minutes is not None and time.monotonic() - start > 60 * minutes:
+            return
+        found = checked(name, seed, profile)
+        done.append(found)
+        write(file, done, profile)
+        print(f"{found.implementation}  seed {seed}  {found.verdict}  {found.seconds:.0f} s", flush=True)
 
 
 def checked(name: str, seed: int, profile: str) -> Soaked:
@@ -127,9 +130,9 @@ def write(file: Path, runs: Sequence[Soaked], profile: str) -> None:
 
 TEXT = """# A soak
 
-{count} `{profile}` runs over implementations that are right, each run of one with another seed ({python}, {platform}).
-False alarms, which are runs that did not conform: {alarms}. Each seed draws other cases; the limits promise one false
-alarm in a million examples of 1,000 elements, so none is expected here.
+{count} `{profile}` runs over implementations that are right, each with a seed of its own ({python}, {platform}):
+the reference, and the formulations of the [calibration](calibration.md) in its precisions, which claim the contracts
+forward and training. False alarms, which are runs that did not conform: {alarms}. Each seed draws other cases.
 
 | implementation | runs | conform | examples | nearest a limit | processor seconds, median | peak memory |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -141,7 +144,7 @@ largest single process (of `decoderspec check` and its children).
 
 The page is made of a file that the same command goes on with where it was interrupted:
 
-    python -m decoderspec.bench.soak --runs 50 --json soak.json {names}
+    python -m decoderspec.bench.soak --runs {count} --json soak.json{names}
     python -m decoderspec.bench.soak --json soak.json --page docs/soak.md
 """
 
@@ -156,10 +159,16 @@ def page(runs: Sequence[Soaked], document: Mapping[str, Any]) -> str:
         count=len(runs), profile=document["profile"], python=f"Python {document['python']}",
         platform=document["platform"], alarms=len(alarms),
         rows="\n".join(_row(name, each) for name, each in by_name.items()),
-        names=" ".join(dict.fromkeys(run.named for run in runs)),
+        names=_names(runs),
     )  # fmt: skip
     alarmed = [f"- {run.implementation}, seed {run.seed}: {', '.join(run.failed) or run.verdict}" for run in alarms]
     return text + ("\nRuns that did not conform:\n\n" + "\n".join(alarmed) + "\n" if alarmed else "")
+
+
+def _names(runs: Sequence[Soaked]) -> str:
+    """The implementations as the command names them: none where they are the usual ones."""
+    names = dict.fromkeys(run.named for run in sorted(runs, key=lambda run: run.seed))
+    return "" if set(names) <= set(EVERY) else " " + " ".join(names)
 
 
 def _row(name: str, runs: Sequence[Soaked]) -> str:
@@ -176,8 +185,10 @@ def _row(name: str, runs: Sequence[Soaked]) -> str:
 def parser() -> argparse.ArgumentParser:
     """The arguments."""
     made = argparse.ArgumentParser(prog="python -m decoderspec.bench.soak", description=__doc__.partition("\n")[0])
-    made.add_argument("names", nargs="*", metavar="implementation", help="the reference unless given")
-    made.add_argument("--runs", type=int, default=50, help="how many seeds, 50 unless given")
+    made.add_argument(
+        "names", nargs="*", metavar="implementation", help="the reference and all formulations unless given"
+    )
+    made.add_argument("--runs", type=int, default=50, help="how many, each with a seed of its own; 50 unless given")
     made.add_argument("--first-seed", type=int, default=1, help="the first of them, 1 unless given")
     made.add_argument("--profile", default="default", help="quick, default or thorough")
     made.add_argument("--minutes", type=float, help="start no run after so many")
@@ -191,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.page is None:
         seeds = range(options.first_seed, options.first_seed + options.runs)
-        soak(options.names or [SELF], seeds, options.profile, options.json, options.minutes)
+        soak(options.names or EVERY, seeds, options.profile, options.json, options.minutes)
     else:
         document = json.loads(options.json.read_text(encoding="utf-8"))
         options.page.write_text(page(read(options.json), document), encoding="utf-8")

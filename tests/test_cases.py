@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decoderspec.properties import registry
 from decoderspec.properties.cases import (
     STYLES,
     TOKEN_STYLES,
@@ -19,6 +20,10 @@ from decoderspec.properties.cases import (
     other_ids,
     round_to,
 )
+from decoderspec.properties.check import Collector
+from decoderspec.properties.properties import all_properties
+from decoderspec.properties.run import PROFILES
+from decoderspec.properties.session import make_run
 from decoderspec.reference import decoder
 from decoderspec.spec.config import Config
 from decoderspec.spec.parameters import TABLE, parameter_shapes
@@ -212,3 +217,46 @@ def test_stored_arrays_are_taken_as_they_are_but_for_the_declared_rounding():
     assert arrays(case)[0] is tokens
     for name, value in draw_parameters(case, recipe("float16")).items():
         np.testing.assert_array_equal(value, round_to(drawn[name], FORMATS["float16"]))
+
+
+# --- Two parts ---
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_two_parts_of_a_property_are_the_whole_of_it(profile):
+    run = make_run("decoderspec.reference:Reference", profile=profile)
+    for test in (test for test in all_properties() if test.property.goes_further):
+        whole = registry.asked(run, test.property)
+        parts = []
+        for run.part in registry.PARTS:
+            parts.append(registry.asked(run, test.property))
+        run.part = ""
+        assert sorted(map(whole.index, [*parts[0], *parts[1]])) == list(range(len(whole)))
+        assert all(registry.small(case) for case in parts[0])
+
+
+def recorded(**changed):
+    """A record of a property, as a part of one leaves it."""
+    usual = {"property": "test_it", "part": "", "status": "pass", "examples": 3, "requirements": ["VAL-1"]}
+    return usual | changed
+
+
+FAILS, HOLDS = recorded(part="first", status="fail"), recorded(part="first")
+NOTHING = recorded(part="further", status="not_judged", examples=0)
+
+
+@pytest.mark.parametrize(
+    ("records", "standing"),
+    [
+        ([FAILS, recorded(part="further", status="fail")], [FAILS]),  # whichever part ran first
+        ([recorded(part="further", status="fail"), FAILS], [FAILS]),
+        ([FAILS, NOTHING], [FAILS]),
+        ([HOLDS, NOTHING], [HOLDS]),
+        ([HOLDS, recorded(part="further", status="fail")], [HOLDS, recorded(part="further", status="fail")]),
+        ([recorded(status="not_judged", examples=0)], [recorded(status="not_judged", examples=0)]),
+    ],
+)
+def test_a_first_part_that_fails_speaks_for_both_and_an_empty_one_for_none(records, standing):
+    collector = Collector(lambda record: None)
+    collector.records = records
+    assert collector.judged() == standing

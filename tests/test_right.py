@@ -1,0 +1,35 @@
+"""The formulations as implementations: each answers as its kernels do, and what they are called is what there is."""
+
+import numpy as np
+import pytest
+
+from decoderspec.bench import right
+from decoderspec.bench.calibration import PRECISIONS, parameters, run
+from decoderspec.bench.formulations import FORMULATIONS
+from decoderspec.properties.cases import arrays, fixed_cases
+from decoderspec.spec.precision import recipe
+
+
+@pytest.mark.parametrize("name", right.RIGHT)
+def test_an_implementation_gives_what_the_calibration_measures(name):
+    case, implementation = fixed_cases()[0], getattr(right, name)
+    declared = recipe(implementation.precision)
+    weights = parameters(case, declared)
+    expected = run(implementation.how, declared, case, weights)
+    model = implementation.build(case.config, weights)
+    tokens, targets = arrays(case)
+    assert np.array_equal(model.logits(tokens), expected["logits"])
+    assert model.loss(tokens, targets) == expected["loss"]
+    for parameter, gradient in model.gradients(tokens, targets).items():
+        assert np.array_equal(gradient, expected[f"gradient.{parameter}"])
+    lookup, head = model.role_gradients(tokens, targets)
+    assert np.array_equal(lookup, expected["gradient.lookup"])
+    assert np.array_equal(head, expected["gradient.head"])
+    handed = any(stage.endswith("attention.weights") for stage in model.stages(tokens))
+    assert handed != implementation.how.blocked
+
+
+def test_there_is_one_for_each_formulation_and_precision_and_no_other():
+    assert len(right.RIGHT) == len(FORMULATIONS) * len(PRECISIONS)
+    with pytest.raises(AttributeError, match="no formulation 'flat_float8'"):
+        _ = right.flat_float8
