@@ -54,10 +54,16 @@ class Collector:
     def judged(self) -> list[dict[str, Any]]:
         """The records that stand.
 
-        What holds in one property says little of a requirement that another left undone. Of the parts of a property the
-        first speaks for both where it fails, and one that had no case to judge says nothing beside one that had.
+        What holds in one property, or in one part of it, says little of a requirement that another left undone. Of the
+        parts of a property the first speaks for both where it fails, and one without a case says nothing beside another.
         """
+        parts: dict[str, set[str]] = {}
+        for r in self.records:
+            parts.setdefault(r["property"], set()).add(r["part"])
         left = {name for names in self.unreached for name in names}
+        left |= {
+            name for r in self.records if r["part"] and len(parts[r["property"]]) < 2 for name in r["requirements"]
+        }
         failing = {r["property"] for r in self.records if r["part"] == FIRST and r["status"] in ("fail", "error")}
         shown = {r["property"] for r in self.records if r["examples"]}
         return [

@@ -256,10 +256,11 @@ def test_a_requirement_that_one_property_left_undone_is_not_run_though_another_h
     from decoderspec.properties.check import Collector
 
     collector = Collector(lambda record: None)
+    usual = {"part": "", "examples": 1, "status": "pass"}
     collector.records = [
-        {"requirements": ["WGT-4"], "status": "pass"},
-        {"requirements": ["WGT-5"], "status": "pass"},
-        {"requirements": ["WGT-4", "WGT-1"], "status": "fail"},
+        usual | {"property": "one", "requirements": ["WGT-4"]},
+        usual | {"property": "another", "requirements": ["WGT-5"]},
+        usual | {"property": "third", "requirements": ["WGT-4", "WGT-1"], "status": "fail"},
     ]
     collector.unreached = [["WGT-4"]]
     assert collector.judged() == collector.records[1:]

@@ -251,6 +251,8 @@ NOTHING = recorded(part="further", status="not_judged", examples=0)
         ([FAILS, recorded(part="further", status="fail")], [FAILS]),  # whichever part ran first
         ([recorded(part="further", status="fail"), FAILS], [FAILS]),
         ([FAILS, NOTHING], [FAILS]),
+        ([FAILS], [FAILS]),
+        ([HOLDS], []),  # the process that ran the other one ended
         ([HOLDS, NOTHING], [HOLDS]),
         ([HOLDS, recorded(part="further", status="fail")], [HOLDS, recorded(part="further", status="fail")]),
         ([recorded(status="not_judged", examples=0)], [recorded(status="not_judged", examples=0)]),
