@@ -122,17 +122,20 @@ def _ask(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """First parts before further ones; values first, and bad input after them; operations only where one is tested."""
+    """First parts before further ones; values first, and bad input after them; operations only where one is tested.
+
+    Where time is limited both parts of a property come together: a requirement of which one is missing is not judged.
+    """
     mine = {item: _module(item) for item in items if hasattr(getattr(item, "function", None), "property")}
     if not mine:
         return
     silent = config.option.collectonly or hasattr(config, "workerinput")  # a worker of pytest-xdist cannot raise here
     if RUN not in config.stash and not silent and not _ask(config):
         raise pytest.UsageError(NOTHING)
-    wanted = (OPERATION,) if _operation(config) else ORDER
+    wanted, limited = (OPERATION,) if _operation(config) else ORDER, config.getoption(TIME_LIMIT) is not None
     items[:] = sorted(
         (item for item in items if mine.get(item, wanted[0]) in wanted),
-        key=lambda item: (_is_further(item), wanted.index(mine[item])) if item in mine else (False, -1),
+        key=lambda item: (_is_further(item) and not limited, wanted.index(mine[item])) if item in mine else (False, -1),
     )
 
 

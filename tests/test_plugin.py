@@ -147,6 +147,13 @@ def test_first_come_values_then_bad_input_then_what_takes_long(run_pytest):
     assert further == sorted(further)
 
 
+def test_where_time_is_limited_a_property_is_done_before_the_next_begins(run_pytest):
+    _, output = run_pytest(*PROPERTIES, "--collect-only", "-q", "--decoderspec-time-limit", "60")
+    tests = [line.rpartition("/")[2] for line in output.splitlines() if "::" in line]
+    pairs = [test.replace("[first]", "[further]") for test in tests if "[first]" in test]
+    assert [tests[tests.index(pair) - 1].replace("[first]", "[further]") for pair in pairs] == pairs
+
+
 def test_one_operation_is_judged_by_its_own_properties_alone(run_pytest):
     name = ("--implementation", f"{KERNELS}:silu", "--decoderspec-as", "silu")
     status, output = run_pytest(*PROPERTIES, *name)
