@@ -133,10 +133,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if RUN not in config.stash and not silent and not _ask(config):
         raise pytest.UsageError(NOTHING)
     wanted, limited = (OPERATION,) if _operation(config) else ORDER, config.getoption(TIME_LIMIT) is not None
-    items[:] = sorted(
-        (item for item in items if mine.get(item, wanted[0]) in wanted),
-        key=lambda item: (_is_further(item) and not limited, wanted.index(mine[item])) if item in mine else (False, -1),
-    )
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        return (_is_further(item) and not limited, wanted.index(mine[item])) if item in mine else (False, -1)
+
+    items[:] = sorted((item for item in items if mine.get(item, wanted[0]) in wanted), key=place)
 
 
 def _is_further(item: pytest.Item) -> bool:
