@@ -54,8 +54,8 @@ class Collector:
     def judged(self) -> list[dict[str, Any]]:
         """The records that stand.
 
-        What holds in one property, or in one part of it, says little of a requirement that another left undone. The first
-        part of a property speaks for both where it fails, and a part without a case for none beside one that had some.
+        What holds in one property, or one part of it, says little of a requirement that another left undone. The first
+        part of a property speaks for both where it fails, and a part without a case says nothing beside one that had.
         """
         parts: dict[str, set[str]] = {}
         for r in self.records:
