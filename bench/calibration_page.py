@@ -213,6 +213,7 @@ def _tails(found: Sequence[Mapping[str, Any]]) -> str:
 def _precision(found: Mapping[str, Any]) -> str:
     overflowed = found.get("overflowed", 0)
     note = f" {overflowed} runs left the range of the format and were not compared." if overflowed else ""
+    note += f" {found['note']}" if "note" in found else ""  # what was said of a run by hand
     lines = [f"## {found['precision']}", "", f"{found['cases']:,} cases, seed {found['seed']}.{note}", ""]
     lines += [*_table("result", found["results"]), "", *_table("formulation", found["formulations"])]
     if found["failed"]:
