@@ -361,7 +361,7 @@ FAULTS = (
         source="karpathy/llm.c PR 548; karpathy/micrograd PR 102",
     ),
     between(
-        name="gradients-of-the-first-batch", breaks=("GRA-3",), model=GradientsOfFirstBatch,
+        name="gradients-of-the-first-batch", breaks=("GRA-1",), model=GradientsOfFirstBatch,
         sentence="gradients are computed once and kept, as by a graph that was recorded with its input",
     ),
     between(

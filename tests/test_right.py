@@ -6,7 +6,10 @@ import pytest
 from decoderspec.bench import right
 from decoderspec.bench.calibration import PRECISIONS, parameters, run
 from decoderspec.bench.formulations import FORMULATIONS
-from decoderspec.properties.cases import arrays, fixed_cases
+from decoderspec.properties.cases import Case, arrays, fixed_cases
+from decoderspec.properties.session import make_run
+from decoderspec.properties.test_state import test_gradients_do_not_add_up_over_calls as adding_up
+from decoderspec.spec.config import Config
 from decoderspec.spec.precision import recipe
 
 
@@ -33,3 +36,10 @@ def test_there_is_one_for_each_formulation_and_precision_and_no_other():
     assert len(right.RIGHT) == len(FORMULATIONS) * len(PRECISIONS)
     with pytest.raises(AttributeError, match="no formulation 'flat_float8'"):
         _ = right.flat_float8
+
+
+def test_other_tokens_may_have_the_same_gradients():
+    """A soak found this case: where a softmax is saturated, what differs between two batches may add nothing."""
+    config = Config(2, 18, 3, 3, 0, 4, 10.0, 1e-3)
+    run = make_run("decoderspec.bench.right:sequential_float64", profile="quick")
+    adding_up.property.check(run, Case(config, 2, 2, 1104, "spiky"))
