@@ -23,6 +23,7 @@ from decoderspec.adapters import encodings, messages
 from decoderspec.adapters.encodings import Array, Description, EncodingError
 from decoderspec.adapters.messages import ERROR_WORDS, MessageError
 
+OURS = "decoderspec"  # how the names of threads begin that look after a child
 CLOSE_SECONDS = 2.0  # for a child to end once its standard input has
 POLL_SECONDS = 0.05  # how soon after its time a call is ended
 TAIL = 4096  # bytes of standard error that are kept
@@ -99,11 +100,11 @@ class Child:
         # A group of its own, so that a wrapper's own children end with it.
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         self._tail = b""
-        self._drain = threading.Thread(target=self._read_errors, daemon=True)
+        self._drain = threading.Thread(target=self._read_errors, daemon=True, name=f"{OURS}: errors of a child")
         self._drain.start()
         self._over = threading.Event()
         self._seconds, self._deadline, self._late = 0.0, math.inf, False
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True, name=f"{OURS}: time of a child").start()
         self._number = 0
         self.encoding = ""  # as its start message says
         self.ended = False

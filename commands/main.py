@@ -23,7 +23,7 @@ COMMANDS = {
     "doctor": "what is installed, and what that enables",
 }
 EXAMPLES = """examples:
-  decoderspec check --self              the reference that comes with it, half a minute
+  decoderspec check --self              the reference that comes with it, a minute or two
   decoderspec init torch                an adapter to fill, and the sentence that tests it
   decoderspec check mine.py:Adapter     a verdict on yours
   decoderspec explain mine.py:Adapter   what is wrong, and where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from decoderspec.faults.diagnosis import ATOL, Diagnosis
@@ -129,7 +130,5 @@ def closeness(found: Diagnosis) -> Iterator[str]:
 def _example_lines(found: Diagnosis) -> Iterator[str]:
     if found.example is not None:
         yield f"the smallest example that shows it: {found.example.case}"
-        yield (
-            f"  {found.example.name}{list(found.example.index)}: got {found.example.got:.9g},"
-            f" want {found.example.want:.9g}"
-        )
+        want = f"{found.example.want:.9g}" if math.isfinite(found.example.want) else "a finite value"
+        yield f"  {found.example.name}{list(found.example.index)}: got {found.example.got:.9g}, want {want}"

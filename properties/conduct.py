@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from decoderspec.adapters.process import OURS
 from decoderspec.spec.shown import cut
 
 SLOW = 10.0  # seconds of one call
@@ -78,7 +79,7 @@ class _State:
     errors: Any = field(default_factory=np.geterr)
     drawn: Any = field(default_factory=lambda: (random.getstate(), _numpy_random()))
     folder: str = field(default_factory=lambda: _folder())
-    threads: int = field(default_factory=threading.active_count)
+    threads: int = field(default_factory=lambda: _threads())
     output: Any = field(default_factory=lambda: sys.stdout)
     overheard: _Overheard = field(init=False)
 
@@ -104,10 +105,15 @@ class _State:
             yield "draws from the global random state, or sets it"
         if _folder() != self.folder:  # left as it is, since it may be where the implementation looks for its weights
             yield "changes the current folder"
-        if threading.active_count() > self.threads:
+        if _threads() > self.threads:
             yield "leaves threads running"
         if (seconds := time.perf_counter() - self.started) > SLOW:
             yield f"takes {seconds:.0f} s for one call"
+
+
+def _threads() -> int:
+    """How many threads run, but for those of ours that look after a child."""
+    return sum(not thread.name.startswith(OURS) for thread in threading.enumerate())
 
 
 def _numpy_random() -> tuple[Any, ...]:

@@ -11,11 +11,12 @@ import pytest
 
 from decoderspec.adapters.command import LIMITS, CommandError, CommandImplementation
 from decoderspec.adapters.encodings import NotCarried
-from decoderspec.adapters.process import ChildDied, ChildHung, ChildLost, ChildMisspoke, Refused
+from decoderspec.adapters.process import Child, ChildDied, ChildHung, ChildLost, ChildMisspoke, Refused
 from decoderspec.commands.main import main
 from decoderspec.properties.cases import fixed_cases
 from decoderspec.properties.check import check
 from decoderspec.properties.child import ask
+from decoderspec.properties.conduct import taken, watched
 from decoderspec.properties.findings import Finding
 from decoderspec.properties.loading import LoadError, load
 from decoderspec.properties.session import run_over
@@ -264,3 +265,11 @@ def test_bad_input_is_asked_in_a_process_that_loads_the_command_by_its_name(word
 
 def test_every_fault_is_one_of_a_lost_child():
     assert all(issubclass(kind, ChildLost) for kind, _ in FAULTS.values())
+
+
+def test_the_threads_that_look_after_a_child_are_not_the_implementations():
+    taken()
+    with watched("build"):
+        child = Child([sys.executable, "-c", "input()"])
+    child.end()
+    assert taken() == []
