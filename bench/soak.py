@@ -131,8 +131,8 @@ def write(file: Path, runs: Sequence[Soaked], profile: str) -> None:
 TEXT = """# A soak
 
 {count} `{profile}` runs over implementations that are right, each with a seed of its own ({python}, {platform}):
-the reference, and the formulations of the [calibration](calibration.md) in its precisions, which claim the contracts
-forward and training. False alarms, which are runs that did not conform: {alarms}. Each seed draws other cases.
+formulations of the [calibration](calibration.md) claim the contracts forward and training. False alarms, which are
+runs that did not conform: {alarms}. Each seed draws other cases.
 
 | implementation | runs | conform | examples | nearest a limit | processor seconds, median | peak memory |
 | --- | --- | --- | --- | --- | --- | --- |
