@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from decoderspec.bench.calibration_cases import parameters, random_cases
-from decoderspec.bench.formulations import FORMULATIONS, LONG, Formulation, Kernels, exact
+from decoderspec.bench.formulations import FORMULATIONS, LONG, Formulation, Kernels, exact, number_type
 from decoderspec.properties.cases import Array, Case, arrays, elementwise
 from decoderspec.reference import certified, decoder, oracle, units
 from decoderspec.reference.limits import independent, spread_allowed, worst_allowed
@@ -145,7 +145,7 @@ def is_steep(case: Case, declared: Recipe, weights: Mapping[str, Array]) -> bool
 
 def run(how: Formulation, declared: Recipe, case: Case, weights: Mapping[str, Array]) -> dict[str, Array]:
     """All results of one formulation, in its number type."""
-    dtype = np.float64 if declared.accumulate.name == "float64" else np.float32
+    dtype = number_type(declared)
     cast = {name: value.astype(dtype) for name, value in weights.items()}
     with np.errstate(all="ignore"):
         compute = units.training_values(case.config, cast, *arrays(case))

@@ -92,6 +92,11 @@ def _cut(x: Array, low: int) -> Array:
     return kept.view(np.float32).astype(x.dtype)
 
 
+def number_type(recipe: Recipe) -> Any:
+    """What a formulation computes in: float64 where sums are, else float32."""
+    return np.float64 if recipe.accumulate.name == "float64" else np.float32
+
+
 @dataclass
 class Kernels:
     """The operations of one formulation at one recipe; what blocked and fused kernels share is kept in between."""

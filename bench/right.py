@@ -1,7 +1,8 @@
 """Right decoders by name, one for each formulation and precision of the calibration: what a soak runs over.
 
-decoderspec check decoderspec.bench.right:blocked_bfloat16
-python -m decoderspec.bench.right                           every name, a line each
+    decoderspec check decoderspec.bench.right:blocked_bfloat16
+
+`python -m decoderspec.bench.right` prints every name.
 """
 
 from __future__ import annotations
@@ -10,14 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from decoderspec.bench.calibration import PRECISIONS
-from decoderspec.bench.formulations import FORMULATIONS, Formulation, Kernels
+from decoderspec.bench.formulations import FORMULATIONS, Formulation, Kernels, number_type
 from decoderspec.reference import units
 from decoderspec.reference.operations import Array, Operations
 from decoderspec.spec.config import Config
-from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe, recipe
 from decoderspec.spec.stages import suffix
 
@@ -38,8 +36,8 @@ class Right:
     def build(self, config: Config, parameters: Mapping[str, Array]) -> RightModel:
         """Parameters in the number type that the formulation computes in."""
         declared = recipe(self.precision)
-        dtype = np.float64 if declared.accumulate.name == "float64" else np.float32
-        return RightModel(self.how, declared, config, {name: value.astype(dtype) for name, value in parameters.items()})
+        weights = {name: value.astype(number_type(declared)) for name, value in parameters.items()}
+        return RightModel(self.how, declared, config, weights)
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,7 @@ class RightModel:
         return found
 
     def _operations(self) -> Operations:
-        dtype = self.weights[TABLE].dtype.type
-        return Kernels(self.how, self.declared, dtype, self.weights).operations()
+        return Kernels(self.how, self.declared, number_type(self.declared), self.weights).operations()
 
 
 def _named(how: Formulation, precision: str) -> str:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -144,7 +144,7 @@ largest single process (of `decoderspec check` and its children).
 
 The page is made of a file that the same command goes on with where it was interrupted:
 
-    python -m decoderspec.bench.soak --runs {count} --json soak.json{names}
+{commands}
     python -m decoderspec.bench.soak --json soak.json --page docs/soak.md
 """
 
@@ -159,16 +159,20 @@ def page(runs: Sequence[Soaked], document: Mapping[str, Any]) -> str:
         count=len(runs), profile=document["profile"], python=f"Python {document['python']}",
         platform=document["platform"], alarms=len(alarms),
         rows="\n".join(_row(name, each) for name, each in by_name.items()),
-        names=_names(runs),
+        commands="\n".join(_commands(runs)),
     )  # fmt: skip
     alarmed = [f"- {run.implementation}, seed {run.seed}: {', '.join(run.failed) or run.verdict}" for run in alarms]
     return text + ("\nRuns that did not conform:\n\n" + "\n".join(alarmed) + "\n" if alarmed else "")
 
 
-def _names(runs: Sequence[Soaked]) -> str:
-    """The implementations as the command names them: none where they are the usual ones."""
+def _commands(runs: Sequence[Soaked]) -> Iterator[str]:
+    """What repeats them, for each stretch of seeds; implementations are named where they are not the usual ones."""
     names = dict.fromkeys(run.named for run in sorted(runs, key=lambda run: run.seed))
-    return "" if set(names) <= set(EVERY) else " " + " ".join(names)
+    named = "" if set(names) <= set(EVERY) else " " + " ".join(names)
+    seeds = sorted({run.seed for run in runs})
+    for first in (seed for seed in seeds if seed - 1 not in seeds):
+        count = next(count for count in range(1, len(seeds) + 1) if first + count not in seeds)
+        yield f"    python -m decoderspec.bench.soak --first-seed {first} --runs {count} --json soak.json{named}"
 
 
 def _row(name: str, runs: Sequence[Soaked]) -> str:

@@ -118,6 +118,7 @@ def check(
     count as not run.
     """
     start = time.perf_counter()
+    spent()  # before this run
     further = further_options(database, time_limit)
     options: dict[str, Any] = {"profile": profile, "seed": seed, "precision": precision, "claims": claims}
     run = operation_run(name, operation, **options) if operation else make_run(name, **options)

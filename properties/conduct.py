@@ -7,7 +7,6 @@ told since it would surprise whoever uses the implementation.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import sys
@@ -28,7 +27,7 @@ NUMPY = {  # before anybody's code is run
     for module in (np, np.linalg, np.random)
 }
 NOTED: dict[str, None] = {}  # in the order in which it was seen
-SPENT: list[float] = []  # seconds of each call
+SPENT = [0.0]  # seconds of all calls since they were asked for
 
 
 def taken() -> list[str]:
@@ -40,8 +39,7 @@ def taken() -> list[str]:
 
 def spent() -> float:
     """Seconds that the implementation took for all calls since this was asked last."""
-    total = math.fsum(SPENT)
-    SPENT.clear()
+    total, SPENT[0] = SPENT[0], 0.0
     return total
 
 
@@ -52,7 +50,7 @@ def watched(what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        SPENT.append(time.perf_counter() - before.started)
+        SPENT[0] += time.perf_counter() - before.started
         NOTED.update(dict.fromkeys(f"{what} {effect}" for effect in before.put_back()))
 
 

@@ -141,8 +141,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_further(item: pytest.Item) -> bool:
+    from decoderspec.properties.registry import FURTHER
+
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("decoderspec_run") == "further"
+    return callspec is not None and callspec.params.get("decoderspec_run") == FURTHER
 
 
 def _operation(config: pytest.Config) -> str:

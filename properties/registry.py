@@ -26,7 +26,7 @@ from decoderspec.spec.parameters import parameter_count
 
 Check = Callable[[Run, Case], None]
 LONG, MANY = 30, 1000  # tokens and words: fixed cases with more are for the properties that ask for them
-LAYER = 5000
+LAYER = 5000  # products that a layer counts for, however small: its operations are called all the same
 FIRST, FURTHER = PARTS = ("first", "further")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decoderspec.bench import right
+from decoderspec.bench import right, soak
 from decoderspec.bench.calibration import PRECISIONS, parameters, run
 from decoderspec.bench.formulations import FORMULATIONS
 from decoderspec.properties.cases import Case, arrays, fixed_cases
@@ -43,3 +43,12 @@ def test_other_tokens_may_have_the_same_gradients():
     config = Config(2, 18, 3, 3, 0, 4, 10.0, 1e-3)
     run = make_run("decoderspec.bench.right:sequential_float64", profile="quick")
     adding_up.property.check(run, Case(config, 2, 2, 1104, "spiky"))
+
+
+def test_the_page_of_a_soak_names_the_seeds_that_it_was_run_with():
+    name = "decoderspec.bench.right:flat_float64"
+    ran = [soak.Soaked("flat", name, seed, "conforms", (), 1, 0.1, "VAL-1", 1.0, 1.0, 1.0) for seed in (1, 2, 7)]
+    text = soak.page(ran, {"profile": "quick", "python": "3", "platform": "any"})
+    assert "--first-seed 1 --runs 2 --json soak.json\n" in text
+    assert "--first-seed 7 --runs 1 --json soak.json\n" in text
+    assert text.count("--first-seed") == 2
