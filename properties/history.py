@@ -11,7 +11,7 @@ from decoderspec.properties import strategies
 from decoderspec.properties.cases import Array, Case, other_ids
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import SubjectModel
-from decoderspec.spec.protocol import arguments
+from decoderspec.spec.protocol import METHODS, arguments
 
 
 def settle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> None:
@@ -20,9 +20,16 @@ def settle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> Non
 
 
 def unsettle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> None:
-    """Call what the model has of these on other ids, other targets, and on larger and smaller batches."""
+    """Call what the model has of these on other ids, other targets, larger and smaller batches; then `disturb`."""
     for batch in batches(run, case):
         _call(model, capabilities, *batch)
+    disturb(run, case, model)
+
+
+def disturb(run: Run, case: Case, model: SubjectModel) -> None:
+    """Call all that the model has on other ids of the same shape: what was asked last, by whichever method."""
+    tokens, targets = run.truth(case).batch
+    _call(model, METHODS, other_ids(case, tokens), targets)
 
 
 def _call(model: SubjectModel, capabilities: tuple[str, ...], tokens: Array, targets: Array) -> None:

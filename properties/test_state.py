@@ -4,7 +4,7 @@ import numpy as np
 
 from decoderspec.properties.cases import Case, affordable, other_ids, sloping
 from decoderspec.properties.findings import Finding
-from decoderspec.properties.history import batches, beside, reshaped, settle, unsettle
+from decoderspec.properties.history import batches, beside, disturb, reshaped, settle, unsettle
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import called, fresh
@@ -24,6 +24,9 @@ def test_the_same_call_gives_the_same_bits(run: Run, case: Case) -> None:
         settle(run, case, model, *WITH_TARGETS)
         again = model.logits(tokens)
         run.same_bits("logits", again, first, "the same tokens gave other logits after loss and gradients")
+        disturb(run, case, model)
+        again = model.logits(tokens)
+        run.same_bits("logits", again, first, "the same tokens gave other logits after loss and gradients of others")
     buffer = fresh(other_ids(case, tokens))
     called("logits", model.model.logits, buffer)
     buffer[...] = tokens
