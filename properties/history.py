@@ -9,6 +9,7 @@ import numpy as np
 
 from decoderspec.properties import strategies
 from decoderspec.properties.cases import Array, Case, other_ids
+from decoderspec.properties.findings import Finding
 from decoderspec.properties.run import Run
 from decoderspec.properties.subject import SubjectModel
 from decoderspec.spec.protocol import METHODS, arguments
@@ -27,9 +28,17 @@ def unsettle(run: Run, case: Case, model: SubjectModel, *capabilities: str) -> N
 
 
 def disturb(run: Run, case: Case, model: SubjectModel) -> None:
-    """Call all that the model has on other ids of the same shape: what was asked last, by whichever method."""
+    """Call all that the model has on other ids of the same shape: what was asked last, by whichever method.
+
+    A method that fails here is held against its own requirement, not against the one that is judged, and is not asked
+    in passing again: it may be a child that died, or one that answers no more.
+    """
     tokens, targets = run.truth(case).batch
-    _call(model, METHODS, other_ids(case, tokens), targets)
+    for method in [each for each in METHODS if each not in run.broken]:
+        try:
+            _call(model, (method,), other_ids(case, tokens), targets)
+        except Finding:
+            run.broken.add(method)
 
 
 def _call(model: SubjectModel, capabilities: tuple[str, ...], tokens: Array, targets: Array) -> None:

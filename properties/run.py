@@ -82,6 +82,7 @@ class Run:
     only: str = ""  # the name of the operation under test, where it is one
     part: str = ""  # of the properties, one of `registry.PARTS`; empty for the whole of them
     failing: set[str] = field(default_factory=set)  # properties whose first part has failed
+    broken: set[str] = field(default_factory=set)  # methods that failed when they were asked in passing
     memory: dict[tuple[str, Case], tuple[Entry, Exception | None]] = field(default_factory=dict)
 
     @cached_property
