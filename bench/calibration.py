@@ -26,7 +26,13 @@ from decoderspec.bench.calibration_cases import parameters, random_cases
 from decoderspec.bench.formulations import FORMULATIONS, LONG, Formulation, Kernels, exact, number_type
 from decoderspec.properties.cases import Array, Case, arrays, elementwise
 from decoderspec.reference import certified, decoder, oracle, units
-from decoderspec.reference.limits import independent, spread_allowed, worst_allowed
+from decoderspec.reference.limits import (
+    FALSE_ALARMS,
+    GRADIENT_FALSE_ALARMS,
+    independent,
+    spread_allowed,
+    worst_allowed,
+)
 from decoderspec.reference.operations import OPERATIONS, Operations
 from decoderspec.spec.precision import FORMATS, Recipe, recipe
 from decoderspec.spec.stages import suffix
@@ -73,8 +79,10 @@ class Collected:
         """Keep one comparison."""
         worst, spread, count, freedom = measured
         self.numbers[how.name, kind(name, case)].extend((*measured, self.examples))
-        if is_judged(name, case) and (worst > worst_allowed(count) or spread > spread_allowed(freedom)):
-            note = f"{worst:.3g} of {worst_allowed(count):.1f}, mean {spread:.3g} of {spread_allowed(freedom):.2f}"
+        chance = GRADIENT_FALSE_ALARMS if name.startswith("gradient.") else FALSE_ALARMS
+        allowed, mean_allowed = worst_allowed(count, chance), spread_allowed(freedom, chance)
+        if is_judged(name, case) and (worst > allowed or spread > mean_allowed):
+            note = f"{worst:.3g} of {allowed:.1f}, mean {spread:.3g} of {mean_allowed:.2f}"
             self.failed.append(f"{how.name}: {name}: {note}: {case.describe()}")
 
 

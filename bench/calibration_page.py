@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from decoderspec.properties.cases import SMALLEST, Array
-from decoderspec.reference.limits import FALSE_ALARMS, f_tail, spread_allowed, student_tail, worst_allowed
+from decoderspec.reference.limits import (
+    FALSE_ALARMS,
+    GRADIENT_FALSE_ALARMS,
+    f_tail,
+    spread_allowed,
+    student_tail,
+    worst_allowed,
+)
 from decoderspec.reference.noise import RUNS
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
@@ -23,20 +30,18 @@ GRID = np.linspace(0.0, 40.0, 4001)
 def summary(numbers: Mapping[tuple[str, str], Iterable[float]], failed: Sequence[str]) -> dict[str, Any]:
     """Distributions by result and by formulation, and the tails, as plain JSON values."""
     table = {key: np.asarray(value, np.float64).reshape(-1, FIELDS) for key, value in numbers.items()}
+    over = {key: fractions(value, key[1]) for key, value in table.items()}
     names = dict.fromkeys(name for _, name in table)
+    values = _joined(table, lambda name: "gradient" not in name and name != "loud")
+    elements = _joined(table, lambda name: name.startswith("gradient."))
     formulations = dict.fromkeys(how for how, _ in table)
     return {
         "comparisons": int(sum(len(value) for value in table.values())),
         "beyond": len(failed),
         "failed": list(failed),
-        "results": {name: both(np.concatenate([v for k, v in table.items() if k[1] == name])) for name in names},
-        "formulations": {
-            how: both(np.concatenate([v for k, v in table.items() if k[0] == how])) for how in formulations
-        },
-        "tails": {
-            "values": tails(_joined(table, lambda name: "gradient" not in name and name != "loud")),
-            "gradient elements": tails(_joined(table, lambda name: name.startswith("gradient."))),
-        },
+        "results": {name: both([v for k, v in over.items() if k[1] == name]) for name in names},
+        "formulations": {how: both([v for k, v in over.items() if k[0] == how]) for how in formulations},
+        "tails": {"values": tails(values, FALSE_ALARMS), "gradient elements": tails(elements, GRADIENT_FALSE_ALARMS)},
     }
 
 
@@ -45,17 +50,23 @@ def _joined(table: Mapping[tuple[str, str], Array], wanted: Callable[[str], bool
     return np.concatenate([np.zeros((0, FIELDS)), *[value for (_, name), value in table.items() if wanted(name)]])
 
 
-def both(values: Array) -> dict[str, Any]:
-    """Quantiles and maximum of both statistics over their limits."""
-    worst = values[:, 0] / _each(worst_allowed, values[:, 2])
-    spread = values[:, 1] / _each(spread_allowed, values[:, 3])
-    return {"comparisons": len(values), "worst": distribution(worst), "spread": distribution(spread)}
+def fractions(values: Array, name: str) -> Array:
+    """Both statistics over their limits, `[comparisons, 2]`; those of a gradient by element are larger."""
+    chance = GRADIENT_FALSE_ALARMS if "gradient." in name else FALSE_ALARMS
+    limits = [_each(limit, values[:, of], chance) for limit, of in ((worst_allowed, 2), (spread_allowed, 3))]
+    return np.asarray(values[:, :2] / np.stack(limits, axis=1))
 
 
-def _each(function: Any, values: Array) -> Array:
-    """A function of one number, computed once for each distinct one."""
+def _each(function: Any, values: Array, chance: float) -> Array:
+    """A limit, computed once for each distinct count."""
     known, where = np.unique(np.round(values, 2), return_inverse=True)
-    return np.asarray([function(float(value)) for value in known])[where.ravel()]
+    return np.asarray([function(float(value), chance) for value in known])[where.ravel()]
+
+
+def both(parts: Sequence[Array]) -> dict[str, Any]:
+    """Quantiles and maximum of both statistics over their limits."""
+    worst, spread = np.concatenate(parts).T
+    return {"comparisons": len(worst), "worst": distribution(worst), "spread": distribution(spread)}
 
 
 def distribution(values: Array) -> dict[str, float]:
@@ -67,13 +78,16 @@ def distribution(values: Array) -> dict[str, float]:
 # --- Tails ---
 
 
-def tails(values: Array) -> dict[str, Any]:
-    """Of the least likely comparison of each example, how often theory gives so little chance, for both statistics."""
+def tails(values: Array, limit: float) -> dict[str, Any]:
+    """Of the least likely comparison of each example, how often theory gives so little chance, for both statistics.
+
+    `limit` is the chance where limits stand.
+    """
     chance = np.array([student_tail(float(t), RUNS) for t in GRID])
     worst = values[:, 2] * np.exp(np.interp(values[:, 0], GRID, np.log(np.maximum(chance, 1e-300))))
     judged = values[values[:, 3] > 1]  # one independent element is what the other statistic sees
     spread = _spread_chances(judged[:, 1], judged[:, 3])
-    return {"worst": tail(_least(worst, values[:, 4])), "spread": tail(_least(spread, judged[:, 4]))}
+    return {"worst": tail(_least(worst, values[:, 4]), limit), "spread": tail(_least(spread, judged[:, 4]), limit)}
 
 
 def _least(chances: Array, cases: Array) -> Array:
@@ -94,7 +108,7 @@ def _spread_chances(spread: Array, freedom: Array) -> Array:
     return np.asarray(np.exp(table[lower, left] * (1 - part) + table[lower, left + 1] * part))
 
 
-def tail(chances: Array) -> dict[str, Any]:
+def tail(chances: Array, limit: float) -> dict[str, Any]:
     """Observed fractions beyond each theoretical chance, and Hill's (1975) exponent of the tail in that chance.
 
     An exponent of 1 says that the tail falls as theory does, more than 1 that it falls faster. The rate of false alarms
@@ -107,7 +121,7 @@ def tail(chances: Array) -> dict[str, Any]:
         return {"examples": count, "observed": found}
     start = min(float(beyond[-1]), 1.0)
     exponent = 1.0 / max(float(np.mean(np.log(start / np.maximum(beyond, 1e-300)))), 1e-9)
-    rate = len(beyond) / count * (FALSE_ALARMS / start) ** exponent
+    rate = len(beyond) / count * (limit / start) ** exponent
     low = exponent * (1 - 2 / np.sqrt(len(beyond)))  # two standard errors of the estimate down
     return {
         "examples": count,
@@ -116,7 +130,7 @@ def tail(chances: Array) -> dict[str, Any]:
         "used": len(beyond),
         "exponent": round(exponent, 2),
         "rate": float(f"{rate:.2g}"),
-        "rate_low": float(f"{len(beyond) / count * (FALSE_ALARMS / start) ** low:.2g}"),
+        "rate_low": float(f"{len(beyond) / count * (limit / start) ** low:.2g}"),
     }
 
 
@@ -152,10 +166,11 @@ stay within the limits; here they are drawn by the thousand, and what lies beyon
 TAIL_TEXT = f"""\
 Theory gives every comparison a chance: that the worst of `n` elements lies as far out as it does (`n` times the tail
 of Student's t with 16 degrees of freedom), or the mean of so many independent ones (Snedecor's F). Limits stand where
-that chance is {FALSE_ALARMS:g}. Of each example the smallest chance counts, over all results and all five formulations,
-which share its noise; examples are independent. The table has how many examples had one so small. The exponent says
+that chance is {FALSE_ALARMS:g}, those of gradients by element, whose tail is longer than theory's, where it is
+{GRADIENT_FALSE_ALARMS:g}. Of each example the smallest chance counts, over all results and all five formulations, which
+share its noise; examples are independent. The table has how many examples had one so small. The exponent says
 how fast this falls from one decade to the next, by Hill's estimate (1975) on the outermost hundredth of the examples:
-1 is as fast as theory, more is faster. Carried on to {FALSE_ALARMS:g} it gives the false alarms per example, of a
+1 is as fast as theory, more is faster. Carried on to the limit it gives the false alarms per example, of a
 decoder that is right in five ways at once; in brackets the same with an exponent two standard errors smaller. An
 extrapolation over some decades, then, with its error beside it.
 

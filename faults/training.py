@@ -13,12 +13,10 @@ from decoderspec.faults.fault import Fault, Substitution
 from decoderspec.faults.hypotheses import RIGHT, Found, Hypothesis, Values, ranked
 from decoderspec.faults.local import difference
 from decoderspec.reference import oracle, units
-from decoderspec.reference.limits import Comparison, compare
+from decoderspec.reference.limits import Comparison, compare, compare_gradient
 from decoderspec.reference.operations import OPERATIONS, Array, Operations
 from decoderspec.reference.tape import Gradient, Tape, accumulate
 from decoderspec.spec.parameters import TABLE
-
-ONE_ROUNDING = 1.0  # all elements of a gradient can hang on one, say of a probability that nearly is 1
 
 BOTH_ROUNDED = math.sqrt(2)  # the reference's gradient is rounded too, so that their difference is larger by this
 
@@ -102,7 +100,7 @@ def named(gradients: Mapping[str, Array] | None, roles: tuple[Array, Array] | No
 
 def _gradient(case: Case, name: str, value: Array) -> GradientReport:
     gap = (value - case.training[name]) / BOTH_ROUNDED
-    found = compare(value, gap, case.training_units[name], ONE_ROUNDING)
+    found = compare_gradient(value, gap, case.training_units[name])
     return GradientReport(name.removeprefix("gradient."), replace(found, error=found.error * BOTH_ROUNDED))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from decoderspec import __version__
 from decoderspec.reference import oracle
-from decoderspec.reference.limits import worst_allowed
+from decoderspec.reference.limits import FALSE_ALARMS, GRADIENT_FALSE_ALARMS, worst_allowed
 from decoderspec.reference.operations import Array
 from decoderspec.reference.splitmix64 import SplitMix64, initialize
 from decoderspec.reference.units import deviations, training_values, unit
@@ -39,7 +39,7 @@ HEADER = {
         "parameters": "the float64 values themselves: drawn from the seed, but for the gains, which lie in 1/2 to 3/2",
         "values": "true values for these parameters, correct in every digit shown",
         "noise": "root mean square error of a correct float64 implementation, element by element",
-        "allowed": "|computed - value| / noise stays below this in every element, but once in a million comparisons",
+        "allowed": "|computed - value| / noise stays below this in every element; docs/calibration.md says how often not",
     },
 }
 
@@ -136,7 +136,9 @@ def compute(case: ValueCase) -> dict[str, Any]:
         "parameters": {name: _array(value, [repr(float(x)) for x in value.flat]) for name, value in parameters.items()},
         "logits": _judged(oracle.logits(*at, digits=DIGITS + GUARD), noise["logits"]),
         "loss": _judged(np.array(oracle.loss(*at, case.targets, digits=DIGITS + GUARD)), noise["loss"]),
-        "gradients": {name: _judged(value, noise[f"gradient.{name}"]) for name, value in gradients.items()},
+        "gradients": {
+            name: _judged(value, noise[f"gradient.{name}"], GRADIENT_FALSE_ALARMS) for name, value in gradients.items()
+        },
     }
 
 
@@ -150,9 +152,9 @@ def _array(array: Any, values: list[str]) -> dict[str, Any]:
     return {"shape": list(array.shape), "values": values}
 
 
-def _judged(truth: Any, noise: Array) -> dict[str, Any]:
+def _judged(truth: Any, noise: Array, chance: float = FALSE_ALARMS) -> dict[str, Any]:
     return {
         **_array(truth, [mpmath.nstr(value, DIGITS, strip_zeros=False) for value in truth.flat]),
         "noise": [f"{value:.3g}" for value in np.ravel(noise)],
-        "allowed": f"{worst_allowed(truth.size):.3g}",
+        "allowed": f"{worst_allowed(truth.size, chance):.3g}",
     }

@@ -10,8 +10,8 @@ from decoderspec.properties.history import orders, unsettle
 from decoderspec.properties.observed import own_loss
 from decoderspec.properties.registry import checks
 from decoderspec.properties.run import Run
-from decoderspec.properties.truth import ONE_ROUNDING, Truth
-from decoderspec.reference.limits import compare
+from decoderspec.properties.truth import Truth
+from decoderspec.reference.limits import compare_gradient
 from decoderspec.reference.units import unit
 from decoderspec.spec.parameters import TABLE
 
@@ -82,7 +82,7 @@ def test_the_roles_of_the_table_add_up(run: Run, case: Case) -> None:
     whole = model.gradients(*truth.batch)[TABLE]
     lookup, head = model.role_gradients(*truth.batch)
     error = (lookup + head - whole) / np.sqrt(2)
-    run.judge("sum of the two roles", compare(whole, error, unit(truth.deviations[f"gradient.{TABLE}"]), ONE_ROUNDING))
+    run.judge("sum of the two roles", compare_gradient(whole, error, unit(truth.deviations[f"gradient.{TABLE}"])))
 
 
 @checks("TIE-2", needs=["role_gradients"], long=True)

@@ -14,11 +14,10 @@ from decoderspec.properties.cases import Array, Case, arrays
 from decoderspec.properties.findings import Absent
 from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.arithmetic import Precision
-from decoderspec.reference.limits import Comparison, compare
+from decoderspec.reference.limits import Comparison, compare, compare_gradient
 from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe
 
-ONE_ROUNDING = 1.0  # all elements of a gradient can hang on one, say of a probability that nearly is 1
 DIGITS = 36  # float64 has 16, and its noise is judged to a hundredth
 
 
@@ -53,6 +52,10 @@ class Exact:
     def judge(self, got: Array, unit: Array, freedom: float | None = None) -> Comparison:
         """The error in noise units, against its limits."""
         return compare(got, self.error(got), unit, freedom)
+
+    def judge_gradient(self, got: Array, unit: Array) -> Comparison:
+        """The same of the elements of one gradient."""
+        return compare_gradient(got, self.error(got), unit)
 
 
 @dataclass(repr=False)
@@ -189,6 +192,6 @@ class Truth:
             lambda digits, arithmetic: oracle.gradients(*at, digits=digits, arithmetic=arithmetic), digits=DIGITS
         )
         return {
-            name: Exact.of(value).judge(gradients[name], units.unit(self.deviations[f"gradient.{name}"]), ONE_ROUNDING)
+            name: Exact.of(value).judge_gradient(gradients[name], units.unit(self.deviations[f"gradient.{name}"]))
             for name, value in true.items()
         }

@@ -15,6 +15,7 @@ from decoderspec.reference.noise import RUNS
 from decoderspec.reference.operations import Array
 
 FALSE_ALARMS = 1e-8  # per comparison: a run makes some thousand, and is to be wrong once in ten thousand runs
+GRADIENT_FALSE_ALARMS = 1e-12  # of a gradient by element, whose tail is longer than theory's: docs/calibration.md
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,13 @@ class Comparison:
         return text
 
 
-def compare(got: Array, error: Array, unit: Array, freedom: float | None = None) -> Comparison:
+def compare(
+    got: Array, error: Array, unit: Array, freedom: float | None = None, chance: float = FALSE_ALARMS
+) -> Comparison:
     """Judge `error = got - truth` by the noise units, all of one shape; what is not finite is infinitely wrong.
 
     `freedom` is how many of the elements err independently (`units.freedom`), equal rows apart: they err alike and
-    count once. Unsaid, it is one for each distinct row.
+    count once. Unsaid, it is one for each distinct row. `chance` is that of a right value beyond a limit, in theory.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(error == 0, 0.0, np.abs(error) / unit)
@@ -60,19 +63,24 @@ def compare(got: Array, error: Array, unit: Array, freedom: float | None = None)
         spread = float(np.sqrt(np.mean(np.square(ratio)))) if ratio.size else 0.0
         freedom = independent(got - error, unit, freedom)
     if not ratio.size:
-        return Comparison(0.0, worst_allowed(1), 0.0, spread_allowed(1), (), 0.0, 0.0, 0.0, 0)
+        return Comparison(0.0, worst_allowed(1, chance), 0.0, spread_allowed(1, chance), (), 0.0, 0.0, 0.0, 0)
     index = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
     return Comparison(
         worst=float(ratio[index]),
-        allowed=worst_allowed(ratio.size),
+        allowed=worst_allowed(ratio.size, chance),
         spread=spread,
-        spread_allowed=spread_allowed(freedom),
+        spread_allowed=spread_allowed(freedom, chance),
         index=index,
         got=float(got[index]),
         error=float(error[index]),
         unit=float(np.broadcast_to(unit, ratio.shape)[index]),
         count=ratio.size,
     )
+
+
+def compare_gradient(got: Array, error: Array, unit: Array) -> Comparison:
+    """Of the elements of one gradient: all can hang on one rounding, say of a probability near 1, and count as one."""
+    return compare(got, error, unit, 1.0, GRADIENT_FALSE_ALARMS)
 
 
 def independent(truth: Array, unit: Array, freedom: float | None = None) -> float:
@@ -95,12 +103,12 @@ def distinct_rows(truth: Array, unit: Array) -> int:
 
 
 @lru_cache(maxsize=4096)
-def worst_allowed(count: int, runs: int = RUNS) -> float:
-    """The t quantile with `runs` degrees of freedom for a chance of `FALSE_ALARMS` in `count` elements."""
+def worst_allowed(count: int, chance: float = FALSE_ALARMS, runs: int = RUNS) -> float:
+    """The t quantile with `runs` degrees of freedom for that chance in `count` elements."""
     low, high = 0.0, 1e3
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if count * student_tail(middle, runs) > FALSE_ALARMS else (low, middle)
+        low, high = (middle, high) if count * student_tail(middle, runs) > chance else (low, middle)
     return high
 
 
@@ -110,7 +118,7 @@ def student_tail(t: float, freedom: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def spread_allowed(freedom: float, runs: int = RUNS) -> float:
+def spread_allowed(freedom: float, chance: float = FALSE_ALARMS, runs: int = RUNS) -> float:
     """Limit of the root mean square of so many independent elements: that of Snedecor's F.
 
     Their mean square is that of a normal error over one estimated from `runs` times as many others. One element is
@@ -119,7 +127,7 @@ def spread_allowed(freedom: float, runs: int = RUNS) -> float:
     low, high = 0.0, 32.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if f_tail(middle * middle, freedom, runs * freedom) > FALSE_ALARMS else (low, middle)
+        low, high = (middle, high) if f_tail(middle * middle, freedom, runs * freedom) > chance else (low, middle)
     return high
 
 

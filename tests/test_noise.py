@@ -427,7 +427,7 @@ def test_limits_are_the_quantiles_of_one_false_alarm_in_a_million():
 def test_limits_grow_with_the_elements_and_fall_with_the_runs():
     limits = [worst_allowed(count) for count in (1, 2, 10, 100, 1000, 10**5, 10**7)]
     assert limits == sorted(set(limits))
-    assert worst_allowed(1000, 8) > worst_allowed(1000, 16) > worst_allowed(1000, 32)
+    assert worst_allowed(1000, runs=8) > worst_allowed(1000, runs=16) > worst_allowed(1000, runs=32)
     spreads = [spread_allowed(rows) for rows in (1, 2, 10, 100, 10**4)]
     assert spreads == sorted(set(spreads), reverse=True)
 

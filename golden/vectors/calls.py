@@ -32,7 +32,6 @@ from decoderspec.spec.errors import SpecError
 from decoderspec.spec.parameters import TABLE, parameter_count, parameter_shapes
 from decoderspec.spec.validation import validate_config
 
-ONE_ROUNDING = 1.0  # all elements of a gradient can hang on one
 ALL = "all"  # the slope of all parameters together
 EXACT_ZEROS = ("attention.weights", "lookup")  # ATT-1, TIE-2
 
@@ -155,7 +154,7 @@ class Asked:
     def role_gradients(self) -> Json:
         """Of the table as lookup and as head, and of their sum."""
         lookup, head = oracle.role_gradients(*self.at, self.targets, **self._options)
-        total = results.result(results.slopes(lookup + head), self._moved[f"gradient.{TABLE}"], ONE_ROUNDING)
+        total = results.gradient(lookup + head, self._moved[f"gradient.{TABLE}"])
         return {**self._by_element({"lookup": lookup, "head": head}), "sum": total}
 
     def _by_element(self, exact: Mapping[str, Exact]) -> Json:
@@ -163,7 +162,7 @@ class Asked:
         for name, value in exact.items():
             signs, moved = results.sign_pattern(value.shape), self._moved[f"gradient.{name}"]
             zeros = name in EXACT_ZEROS
-            gradients[name] = results.result(results.slopes(value), moved, ONE_ROUNDING, exact_zeros=zeros)
+            gradients[name] = results.gradient(value, moved, exact_zeros=zeros)
             slope = results.slopes(np.sum(value * signs))
             slopes[name] = results.result(slope, results.along(moved, signs))
         return {"gradients": gradients, "slopes": slopes}

@@ -15,7 +15,7 @@ import numpy as np
 from decoderspec.reference import certified, units
 from decoderspec.reference.arithmetic import Exact, multiprecision
 from decoderspec.reference.certified import Compute
-from decoderspec.reference.limits import independent, spread_allowed, worst_allowed
+from decoderspec.reference.limits import FALSE_ALARMS, GRADIENT_FALSE_ALARMS, independent, spread_allowed, worst_allowed
 from decoderspec.reference.operations import Array, Operations
 from decoderspec.spec.precision import FORMATS, recipe
 
@@ -90,7 +90,19 @@ def along(moved: Moved, signs: Array) -> dict[str, Array]:
 # --- The whole ---
 
 
-def result(truth: Array, moved: Moved, freedom: float | None = None, exact_zeros: bool = False) -> Json:
+def gradient(exact: Exact, moved: Moved, exact_zeros: bool = False) -> Json:
+    """The elements of one gradient, which count as one and have limits of their own (`limits.compare_gradient`)."""
+    return result(slopes(exact), moved, 1.0, GRADIENT_FALSE_ALARMS, exact_zeros=exact_zeros)
+
+
+def result(
+    truth: Array,
+    moved: Moved,
+    freedom: float | None = None,
+    chance: float = FALSE_ALARMS,
+    *,
+    exact_zeros: bool = False,
+) -> Json:
     """A true result with its limits; `freedom` is how many elements err independently, where that is known before.
 
     With `exact_zeros` a true value of zero has no noise: it must be met exactly.
@@ -101,8 +113,8 @@ def result(truth: Array, moved: Moved, freedom: float | None = None, exact_zeros
         unit, own = units.noise(deviation)
         unit = np.where(truth == "0", 0.0, unit) if exact_zeros else unit
         noise[precision] = numbers(unit)
-        mean[precision] = short(spread_allowed(independent(values, unit, freedom or own)))
-    return _entry(truth, short(worst_allowed(truth.size)), mean, noise)
+        mean[precision] = short(spread_allowed(independent(values, unit, freedom or own), chance))
+    return _entry(truth, short(worst_allowed(truth.size, chance)), mean, noise)
 
 
 def within_roundings(truth: Array) -> Json:
