@@ -153,9 +153,10 @@ measures again.
 | --- | --- | --- | --- | --- |
 {rows}
 
-Peak memory was {peak} MB at most. A run keeps the truths of its last {kept} cases, every stage of each with its noise,
-and at most two models: the bound is a number of cases, so memory grows with their size, and not with the number of
-examples beyond it. With workers it is so much for each. Where that is too much, `limits` keep the cases small.
+Peak memory was {peak} MB at most. A run keeps at most two models, and of the truths that it computed those asked for
+last, {kept} MiB of them: memory does not grow with the number of examples, but with the largest case alone, whose noise
+is {runs} runs of every stage side by side. With workers it is so much for each. Where that is too much, `limits` keep
+the cases small.
 
 Two workers against one, the same seed in each pair, by the processor time of the worker that works longest:
 
@@ -171,12 +172,13 @@ short run gains less than a long one.
 
 def page(rows: Sequence[Row]) -> str:
     """The measurements in words; every figure is computed from them."""
-    from decoderspec.properties.run import KEPT_TRUTHS
+    from decoderspec.properties.run import KEPT_BYTES
+    from decoderspec.reference.noise import RUNS
 
     found = {part: speed_ups(rows, part) for part in PARTS}
     return TEXT.format(
         rows="\n".join(_line(row) for row in rows if row["kind"] not in PARTS),
-        peak=max(row["peak_megabytes"] for row in rows), kept=KEPT_TRUTHS,
+        peak=max(row["peak_megabytes"] for row in rows), kept=KEPT_BYTES // 2**20, runs=RUNS,
         ratios="\n".join(f"| {part} | {', '.join(f'{ratio:.2f}' for ratio in each)} |" for part, each in found.items()),
     )  # fmt: skip
 

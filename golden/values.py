@@ -39,7 +39,7 @@ HEADER = {
         "parameters": "the float64 values themselves: drawn from the seed, but for the gains, which lie in 1/2 to 3/2",
         "values": "true values for these parameters, correct in every digit shown",
         "noise": "root mean square error of a correct float64 implementation, element by element",
-        "allowed": "|computed - value| / noise stays below this in every element; docs/calibration.md says how often not",
+        "allowed": "|computed - value| / noise stays below this; docs/calibration.md says how often not",
     },
 }
 

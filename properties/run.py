@@ -47,7 +47,7 @@ PROFILES = {
 DEAR_BUILD = 0.5  # seconds: a build above this is worth sparing
 DEAR_SHAPE = 0.2  # seconds by which the first call on tokens of a new shape is slower than the second: a compilation
 DEAR_CONFIGURATIONS = 5
-KEPT_TRUTHS = 256
+KEPT_BYTES = 2**28  # of truths that are kept for whoever asks next
 BUILDING = ("CFG-1", "CFG-2", "INP-6")  # bad input that takes a model of its own to ask
 
 
@@ -232,7 +232,7 @@ class Run:
         if case not in self.truths:
             parameters = self.subject.parameters(case)
             self.truths[case] = Truth(case, parameters, self.subject.recipe, beyond=self.sampled)
-            while len(self.truths) > KEPT_TRUTHS:
+            while len(self.truths) > 1 and sum(each.size for each in self.truths.values()) > KEPT_BYTES:
                 self.truths.popitem(last=False)
         self.truths.move_to_end(case)
         return self.truths[case]

@@ -15,6 +15,7 @@ from decoderspec.properties.findings import Absent
 from decoderspec.reference import certified, oracle, units
 from decoderspec.reference.arithmetic import Precision
 from decoderspec.reference.limits import Comparison, compare, compare_gradient
+from decoderspec.reference.noise import RUNS
 from decoderspec.spec.parameters import TABLE
 from decoderspec.spec.precision import Recipe
 
@@ -67,6 +68,11 @@ class Truth:
     recipe: Recipe
     slopes: dict[tuple[str, ...], Exact] = field(default_factory=dict)  # that were asked for
     beyond: str = ""  # why the whole of it costs too much; empty where it does not
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes that it may come to, about: most is what each run of the noise does to each gradient."""
+        return RUNS * sum(value.nbytes for value in self.parameters.values())
 
     @cached_property
     def batch(self) -> tuple[Array, Array]:
