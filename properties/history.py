@@ -64,9 +64,11 @@ def orders(run: Run, case: Case) -> Iterator[tuple[Array, Array]]:
 
 
 def reshaped(run: Run, case: Case) -> Iterator[Array]:
-    """Ids of the case in other shapes within the limits: half of one row, all in one row, twice the rows."""
+    """Ids of the case in other shapes within the limits: half of one row, all in one row, longer, twice the rows."""
     tokens = run.truth(case).batch[0]
-    for ids in (tokens[:1, : max(1, case.tokens // 2)], tokens.reshape(1, -1), np.tile(tokens, (2, 1))):
+    longer = np.concatenate([tokens[::-1, ::-1], tokens], axis=1)[:, : case.config.max_positions]
+    half = tokens[:1, : max(1, case.tokens // 2)]
+    for ids in (half, tokens.reshape(1, -1), longer, np.tile(tokens, (2, 1))):
         if ids.shape[1] <= case.config.max_positions and run.admits(ids):
             yield ids
 

@@ -11,12 +11,12 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
-from hypothesis.errors import Unsatisfiable
+from hypothesis.errors import Flaky, Unsatisfiable
 
 from decoderspec.properties.cases import Case
 from decoderspec.properties.database import Scoped, scoped
@@ -224,6 +224,14 @@ def attempt(run: Run, found: Property, case: Case) -> None:
         raise
 
 
+def _unsteady(finding: Finding) -> Finding:
+    """What failed once and not again: what came before counts, or chance."""
+    words = (
+        f"{finding.message}\n(asked again, the same case passed: something is kept between calls, or left to chance)"
+    )
+    return replace(finding, message=words)
+
+
 def search(run: Run, found: Property, database: Scoped | None = None) -> None:
     """Random examples: the same for all properties, which share seed and strategy, so that truth is shared too.
 
@@ -257,12 +265,15 @@ def search(run: Run, found: Property, database: Scoped | None = None) -> None:
             return
         try:
             attempt(run, found, case)
-        except Finding:
+        except Finding as finding:
             failed.setdefault("since", now)
-            failed["case"] = case
+            failed["case"], failed["finding"] = case, finding
             raise
 
-    with suppress(Unsatisfiable):  # the limits may leave nothing that the property asks for
-        example()
+    try:
+        with suppress(Unsatisfiable):  # the limits may leave nothing that the property asks for
+            example()
+    except Flaky:  # its own words are about the test, not about what was tested
+        raise _unsteady(failed["finding"]) from None
     if cut:
         raise TimeUp

@@ -259,8 +259,9 @@ class Run:
         differ = (got != expected) & ~(np.isnan(got) & np.isnan(expected))  # what is finite is judged
         if differ.any():
             index = tuple(int(i) for i in np.argwhere(differ)[0])
+            before, after = expected[index].item(), got[index].item()
             raise Finding(
-                f"{why}: {what}{list(index)} was {expected[index]!r} and became {got[index]!r}"
+                f"{why}: {what}{list(index)} was {before!r} and became {after!r}"
                 f" ({int(differ.sum())} of {differ.size} elements differ)",
                 what,
             )

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from decoderspec.properties.findings import Finding
+from decoderspec.properties.registry import search
 from decoderspec.properties.session import run_over
+from decoderspec.properties.test_forward import test_logits_are_right_within_the_noise as logits
 from decoderspec.properties.test_state import test_the_same_call_gives_the_same_bits as same_bits
 from decoderspec.properties.test_training import test_gradients_are_right_along_a_direction as gradients
 from decoderspec.properties.test_training import test_loss_is_the_mean_over_all_positions as loss
@@ -67,6 +69,29 @@ class LogitsOfLastLoss(Keeps):
         return self.model.logits(self.last(tokens))
 
 
+class OfALongerCall(Keeps):
+    """Its cache of values is cleared by another batch size alone: a shorter call still sees the first of a longer."""
+
+    def logits(self, tokens):
+        kept = self.kept.get("tokens")
+        if kept is not None and kept.shape[0] == tokens.shape[0] and kept.shape[1] > tokens.shape[1]:
+            tokens = np.concatenate([kept[:, :1], tokens[:, 1:]], axis=1)
+        else:
+            self.kept["tokens"] = np.array(tokens)
+        return self.model.logits(tokens)
+
+
+class WrongOnce(Keeps):
+    """One of all calls is wrong, and never again: what the search saw is not there when it asks once more."""
+
+    calls = 0
+
+    def logits(self, tokens):
+        WrongOnce.calls += 1
+        logits = self.model.logits(tokens)
+        return logits + 1 if WrongOnce.calls == 20 else logits
+
+
 def subject(kind):
     """The reference with its models wrapped."""
     build = staticmethod(lambda config, parameters: kind(Reference().build(config, parameters)))
@@ -81,6 +106,7 @@ def subject(kind):
         (GradientsOfLastLogits, gradients),
         (LossOfLastLogits, loss),
         (LogitsOfLastLoss, same_bits),
+        (OfALongerCall, same_bits),
     ],
 )
 def test_what_is_kept_by_shape_is_found(kind, found_by):
@@ -93,3 +119,9 @@ def test_what_is_kept_by_shape_is_found(kind, found_by):
 def test_keeping_nothing_is_right(found_by):
     run = run_over(subject(Keeps))
     found_by.property.check(run, run.fixed[0])
+
+
+def test_what_fails_once_is_a_finding_that_says_so_and_none_about_the_suite():
+    run = run_over(subject(WrongOnce))
+    with pytest.raises(Finding, match="asked again, the same case passed"):
+        search(run, logits.property)
