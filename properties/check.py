@@ -195,7 +195,8 @@ def _insights(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         found["bits"] = observed_bits(run)
-        found["recipe"] = explained(run, observed_recipe(found["bits"]))
+        if inferred := observed_recipe(found["bits"]):
+            found["recipe"] = explained(run, inferred) or explained(run, run.subject.recipe.declared)
         found["stages"] = stage_errors(run, found["bits"])
     with contextlib.suppress(Exception):
         found["caught"] = caught(run)

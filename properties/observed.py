@@ -67,23 +67,22 @@ def observed_bits(run: Run) -> dict[str, float]:
     return least
 
 
-def explained(run: Run, declared: str | dict[str, str]) -> str | dict[str, str] | None:
+def explained(run: Run, declared: str | Mapping[str, str]) -> str | Mapping[str, str] | None:
     """The recipe, completed by its gradients, if the noise it stands for explains what is seen; else None.
 
     A wrong formula loses bits too: then no precision explains it, and a recipe to paste would be a lie.
     """
     if not declared or not all(_holds(run, case, recipe(declared)) for case in _held_against(run, declared)):
         return None
-    if "gradients" not in run.capabilities:
-        return declared
-    if all(_slope_holds(run, case, recipe(declared)) for case in run.sample[:3]):
+    if "gradients" not in run.capabilities or _slopes_hold(run, declared):
         return declared
     coarsest = min(recipe(declared).used, key=lambda form: form.bits).name
-    known: dict[str, str] = {"results": declared} if isinstance(declared, str) else declared
-    return {**known, "gradients": coarsest}
+    known = {"results": declared} if isinstance(declared, str) else declared
+    completed = {**known, "gradients": coarsest}
+    return completed if _slopes_hold(run, completed) else None
 
 
-def _held_against(run: Run, declared: str | dict[str, str]) -> list[Case]:
+def _held_against(run: Run, declared: str | Mapping[str, str]) -> list[Case]:
     """A few cases, and for another recipe than the declared one all that it would be asked in the same way."""
     if run.is_dear or declared == run.subject.recipe.declared:
         return run.sample
@@ -103,10 +102,13 @@ def _holds(run: Run, case: Case, declared: Recipe) -> bool:
     return all(comparison.conforms for comparison in truth.judge_stages(given, declared).values())
 
 
-def _slope_holds(run: Run, case: Case, declared: Recipe) -> bool:
-    truth = Truth(case, run.truth(case).parameters, declared)
-    gradients = run.model(case).gradients(*truth.batch)
-    return truth.judge_slope(tuple(gradients), gradients).conforms
+def _slopes_hold(run: Run, declared: str | Mapping[str, str]) -> bool:
+    for case in run.sample[:3]:
+        truth = Truth(case, run.truth(case).parameters, recipe(declared))
+        gradients = run.model(case).gradients(*truth.batch)
+        if not truth.judge_slope(tuple(gradients), gradients).conforms:
+            return False
+    return True
 
 
 def observed_recipe(bits: Mapping[str, float]) -> str | dict[str, str]:

@@ -168,7 +168,7 @@ def _causes(report: Report, group: Group) -> Iterator[str]:
     """What a finding's cause may be, likeliest first; empty where nothing was diagnosed."""
     if group.diagnosis is None:
         return
-    observed = report.extras.get("recipe")
+    observed = report.observed
     if observed and observed != plain(report.run.subject.recipe.declared) and group.title == "values":
         yield (
             "parts are computed in a coarser format than declared, and the formulas are right:"
@@ -208,8 +208,8 @@ def _conduct(report: Report) -> str:
 
 def _knowledge(report: Report) -> str:
     extras, lines = report.extras, []
-    if extras.get("recipe"):
-        lines.append(f"observed    precision = {extras['recipe']!r}")
+    if report.observed:
+        lines.append(f"observed    precision = {report.observed!r}")
     if extras.get("bits"):
         lines += _block("bits right", _bits(report))
     graded = extras.get("grades", {})

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from decoderspec.bench.formulations import FORMULATIONS, Kernels
+from decoderspec.faults.bank import by_name
+from decoderspec.faults.fault import FaultyReference
 from decoderspec.properties.observed import explained, observed_bits, observed_recipe
 from decoderspec.properties.session import run_over
 from decoderspec.reference import decoder
@@ -119,6 +121,13 @@ def test_a_recipe_to_paste_holds_on_every_case_and_not_on_a_few():
     assert max(case.config.rms_epsilon for case in run.sample) < LARGE
     observed = observed_recipe(observed_bits(run))
     assert observed == {"results": "float32", "final_norm": "bfloat16"}
+    assert explained(run, observed) is None
+
+
+def test_no_recipe_is_observed_where_a_derivative_is_wrong():
+    run = run_over(FaultyReference(by_name("norm-pullback-without-epsilon")))
+    observed = observed_recipe(observed_bits(run))
+    assert observed == "float64"
     assert explained(run, observed) is None
 
 
