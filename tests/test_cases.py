@@ -13,6 +13,7 @@ from decoderspec.properties.cases import (
     TOKEN_STYLES,
     Case,
     Stored,
+    affordable,
     arrays,
     draw_parameters,
     fixed_cases,
@@ -180,6 +181,12 @@ def test_long_cases_pass_the_blocks_and_tables_that_hide_leaks():
     assert any(length % 64 == 0 for length in lengths)
     assert any(length > 512 for length in lengths)
     assert max(case.config.vocabulary_size for case in long_cases("default")) > 2**16
+
+
+def test_some_long_case_has_two_of_everything_and_some_is_trained_beyond_positions_in_bfloat16():
+    cases = long_cases("default")
+    assert any(min(c.tokens - 128, c.batch - 1, c.config.heads - 1, c.config.layers - 1) > 0 for c in cases)
+    assert any(case.tokens > 256 and affordable(case) for case in cases)
 
 
 # --- Tokens and description ---
