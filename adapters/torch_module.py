@@ -1,6 +1,6 @@
 """A `torch.nn.Module` as a model under test: everything that PyTorch can tell of it without knowing what it is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,8 +33,9 @@ class TorchModel:
     `names` is that of the layout: canonical pattern -> name in the module. The stages follow from it, since a
     module with one weight shows the stage that bears the weight's name. `taps` adds stages: pattern -> module
     path, with `:input` for what goes in, `:1` for one of several results and `:0/3` for one of three equal parts of the
-    last axis. `head` names a head's weight that is
-    tied to the table, for the gradients by role; without one they cannot be told apart.
+    last axis. `head` names a head's weight that is tied to the table, for the gradients by role; without one they
+    cannot be told apart. `loss` is yours: logits `[B, T, V]` and targets `[B, T]`, both tensors -> scalar tensor;
+    without it the loss and its gradients are those of PyTorch's cross entropy, whatever the module has of its own.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class TorchModel:
         names: Mapping[str, str],
         taps: Mapping[str, str] | None = None,
         head: str | None = None,
+        loss: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.module = module.eval()
+        self.loss_of = loss or _cross_entropy
         self.config = config
         self.table = names.get(TABLE, TABLE)
         self.taps = {**_taps_of(module, config, names), **(taps or {})}
@@ -67,14 +70,14 @@ class TorchModel:
         """The mean negative log-likelihood of the targets `[B, T]`, which are given and not shifted."""
         tokens, targets = self.check(tokens, targets)
         with torch.no_grad():
-            return float(_nll(self._logits(tokens), targets))
+            return float(self._loss(self._logits(tokens), targets))
 
     def gradients(self, tokens: Any, targets: Any) -> dict[str, Any]:
         """The loss's gradient for each parameter, by its name in the module."""
         tokens, targets = self.check(tokens, targets)
         names, weights = zip(*self.module.named_parameters(), strict=True)
         with torch.enable_grad():
-            loss = _nll(self._logits(tokens), targets)
+            loss = self._loss(self._logits(tokens), targets)
         return dict(zip(names, torch.autograd.grad(loss, weights), strict=True))
 
     def parameters(self) -> dict[str, Any]:
@@ -119,6 +122,9 @@ class TorchModel:
         output = self.module(torch.as_tensor(tokens))
         return getattr(output, "logits", output)  # transformers answers with a record
 
+    def _loss(self, logits: Any, targets: Any) -> Any:
+        return self.loss_of(logits, torch.as_tensor(targets))
+
     def _hooks(self, stage: str, found: dict[str, Any]) -> Iterator[Any]:
         """Yield the hook that keeps a stage; none where no module shows it."""
         block = stage.split(".")[1] if stage.startswith("blocks.") else ""
@@ -147,7 +153,7 @@ class TorchModel:
         copy = lookup.detach().clone().requires_grad_()
         with torch.enable_grad():
             untied = functional_call(self.module, {self.head: copy}, (torch.as_tensor(tokens),), tie_weights=False)
-            loss = _nll(getattr(untied, "logits", untied), targets)
+            loss = self._loss(getattr(untied, "logits", untied), targets)
         as_lookup, as_head = torch.autograd.grad(loss, (lookup, copy))
         return as_lookup, as_head
 
@@ -177,10 +183,10 @@ def _chosen(which: str, inputs: Any, output: Any) -> Any:
     return output[int(number)] if number else output
 
 
-def _nll(logits: Any, targets: Any) -> Any:
+def _cross_entropy(logits: Any, targets: Any) -> Any:
     """Cross entropy in the logits' dtype, but no lower than float32, as half-precision training has it."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), torch.as_tensor(targets).flatten())
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def compute_in_own_dtype(module: Any, config: Config) -> None:

@@ -6,15 +6,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the wrong decoders are variants of the PyTorch example")
 
-from decoderspec.adapters import torch_module
 from decoderspec.commands.main import main
 
 EXAMPLE = (Path(__file__).parent.parent / "examples" / "plain_torch.py").read_text(encoding="utf-8")
-LOSS = (
-    "from decoderspec.adapters import torch_module\n"
-    "torch_module._nll = lambda logits, targets: {}\n\n\nclass PlainTorch:"
-)
-SUMMED = "torch.nn.functional.cross_entropy(logits.flatten(0, -2), torch.as_tensor(targets).flatten(), reduction='sum')"
+SUMMED = "lambda logits, targets: torch.nn.functional.cross_entropy(logits.mT, targets, reduction='sum')"
 WRONG = {  # what is changed, what it becomes, what the report must say
     "half-split rotation, undeclared": (
         "a, b = x[..., ::2], x[..., 1::2]\n"
@@ -51,7 +46,11 @@ WRONG = {  # what is changed, what it becomes, what the report must say
         "return self.norm(x) @ self.head.weight.detach().T",
         "head-gradient-missing",
     ),
-    "loss summed": ("class PlainTorch:", LOSS.format(SUMMED), "LOS-1"),
+    "loss summed": (
+        'Model(module, config, NAMES, TAPS, head="head.weight")',
+        f'Model(module, config, NAMES, TAPS, head="head.weight", loss={SUMMED})',
+        "LOS-1",
+    ),
     "float32 inside": (
         "weights = self.softmax(scores.masked_fill(future, -math.inf))",
         "weights = self.softmax(scores.masked_fill(future, -math.inf).float()).double()",
@@ -73,7 +72,6 @@ def test_a_one_line_fault_is_failed_and_placed(fault, tmp_path, monkeypatch, cap
     path = tmp_path / "decoder.py"
     path.write_text(EXAMPLE.replace(line, wrong), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch_module, "_nll", torch_module._nll)  # the summed loss is put there: take it out again
     assert main(["check", f"{path}:PlainTorch", "--profile", "quick"]) == 1
     report = capsys.readouterr().out
     assert said in report, report
